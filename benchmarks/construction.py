@@ -40,9 +40,7 @@ def against_paper(quick: bool) -> list[Row]:
     sampler = UnitSampler(Z, (0.0008,), "gaussian", SEED, "mgsm")
 
     def draw(round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        weights, bias = sampler.units(
-            round_, sampler.normals(round_, CANDIDATES, BLOCK), 0
-        )
+        weights, bias = sampler.draw_round(round_, CANDIDATES, BLOCK, 0)
         return list(zip(weights.double().split(BLOCK, dim=1), bias.split(BLOCK)))
 
     paper = PaperConstruction(Z, Y, alpha=0.01, contraction=0.9999999, draw=draw)

@@ -198,7 +198,7 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
             X = arrays["X"][: 2 * classes]
             y = arrays["y"][: 2 * classes]
         learner = Learner(device="cpu", options={"n_units": units})
-        empty_copy(learner.fit((X, y))).save(job.template)
+        empty_copy(learner.fit((X, y))).save(job.template_file)
         runner = _Timed(perform, 2)
         started = time.perf_counter()
         options = EngineRunOptions(runner, "cpu")

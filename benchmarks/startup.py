@@ -31,8 +31,7 @@ import sys
 import timm, torch
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
-from evergrow.features.weight_sources import WantedWeights, locate
-from evergrow.features.weights import load_weights
+from evergrow.features.weights import WantedWeights, load_weights, locate
 network = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
 _, place = locate(WantedWeights("tf_efficientnet_lite0", "image"), "bundled")
 load_weights(network, torch.load(place, map_location="cpu", weights_only=True), source="bundled")  # under timm's names

@@ -37,7 +37,8 @@ from evergrow.core.validation import resolve_device
 from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
 from evergrow.data.feature_blocks import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
-from evergrow.features.encoding import describe_features, featurize
+from evergrow.features.encoding import featurize
+from evergrow.lab.bench.data import fingerprint_of
 from evergrow.lab.bench.execute import record_outcome
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.methods.fsa_classifier import with_blocks
@@ -206,9 +207,14 @@ def write_half(features: FeatureSet, path: Path) -> None:
 def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> None:
     """Measure everything, and write the record."""
     results: dict[str, Any] = {"n_depths": DEPTHS}
+    dataset: dict[str, Any] = {}
 
     def work() -> None:
-        features = featurize(data, network, progress=sys.stderr.isatty())
+        features = replace(
+            featurize(data, network, progress=sys.stderr.isatty()),
+            origin=fingerprint_of(data),
+        )
+        dataset.update(features.describe(), fingerprint=fingerprint_of(features))
         if arguments.out is not None:
             write_half(features, arguments.out)
         quick = bool(arguments.classes)
@@ -221,7 +227,6 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
     if account["status"] != "ok":
         raise SystemExit(f"{account['status']}: {account['error']}")
     settings = {"folds": FOLDS, "folds_answered": 1 if arguments.classes else FOLDS}
-    dataset = describe_features(data, network.spec)
     decisive = {
         "analysis": "depths",
         **settings,

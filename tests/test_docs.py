@@ -218,19 +218,33 @@ def test_the_manual_lists_every_exit_code():
     ] == list(ExitCode)
 
 
+def options_of(name: str) -> dict[str, Any]:
+    """Return the parameters of a command by option."""
+    found = get_command(build_app())
+    for word in name.split():
+        found = found.commands[word]
+    return {
+        option: item
+        for item in found.params
+        for option in (*item.opts, *item.secondary_opts)
+    }
+
+
 def test_options_named_in_the_manual_exist():
     """Every long option in a section is one of that command."""
     for name in COMMANDS:
-        found = get_command(build_app())
-        for word in name.split():
-            found = found.commands[word]
-        known = {
-            option
-            for item in found.params
-            for option in (*item.opts, *item.secondary_opts)
-        }
         named = set(re.findall(r"`(--[a-z-]+)", sections()[name]))
-        assert named <= known, (name, named - known)
+        assert named <= {*options_of(name)}, name
+
+
+def test_options_in_tables_of_the_manual_have_the_text_of_the_help():
+    for name in COMMANDS:
+        known = options_of(name)
+        rows = re.findall(r"^\| `(--[a-z-]+)`.*? \| (.*) \|$", sections()[name], re.M)
+        for option, text in rows:
+            if option in known[option].opts:  # --no-option has a text of its own
+                written = text.replace("`", "").partition(" Default: ")[0]
+                assert written == known[option].help, (name, option)
 
 
 def test_commands_on_the_page_about_clusters_are_understood(tmp_path):

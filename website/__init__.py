@@ -1,1 +1,1 @@
-"""What the documentation site is built with: hooks of its generator, and the figure of its first page."""
+"""Hooks of the site generator, and the figure of the first page."""

@@ -1,4 +1,4 @@
-"""Roles of Sphinx in docstrings, which Markdown does not know, become links to the reference."""
+"""Turn roles of Sphinx in docstrings, such as ``:func:``, into links to the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc|obj|doc):`(~?)([\w.]+)
 
 
 class Roles(griffe.Extension):
-    """Turns ``:func:`a.b``` into a link where the reference has the name, and into code where it has not."""
+    """Replaces a role by a link if the reference has the name, otherwise by code."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite one docstring."""

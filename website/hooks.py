@@ -1,7 +1,9 @@
-"""Hooks of the site generator: files of the repository that pages link to, figures from records, formulas as MathML.
+"""Hooks of the site generator.
 
-Pages are written for a plain git host first: links are relative, formulas stand between
-dollars, the gallery is text. What differs on the site is done here, while it is built.
+Pages are written for a git host: links are relative, formulas stand between dollar
+signs, and the gallery has comments in the places of figures. When the site is built,
+these hooks copy files of the repository that pages link to, insert the figures, and
+convert formulas to MathML.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ if TYPE_CHECKING:
     from properdocs.structure.pages import Page
 
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[\w./-]+)\)")
-"""A link of a page to a file above it."""
+"""A link of a page to a file outside its folder."""
 
 FIGURE = re.compile(r"<!-- figure: ([\w.-]+)(?: \| ([^>\n]+))? -->")
-"""A place in the gallery: the name of a panel of the report, and what it shows."""
+"""A place for a figure in the gallery: name of a panel of the report, and its caption."""
 
 REPORT = "<!-- report -->"
-"""Where the gallery leads to the report that its figures are taken from."""
+"""The place in the gallery for the link to the whole report."""
 
 FORMULA = re.compile(
     r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL
@@ -35,7 +37,7 @@ FORMULA = re.compile(
 
 
 def on_files(files: Files, config: ProperDocsConfig) -> Files:
-    """Add what pages refer to and what does not lie in docs/."""
+    """Add files outside docs/ that pages link to, and the figures of the report."""
     for source in [file for file in files if file.is_documentation_page()]:
         text = source.content_string
         for path in OUTSIDE.findall(text):
@@ -63,7 +65,7 @@ def on_files(files: Files, config: ProperDocsConfig) -> Files:
 def on_page_markdown(
     markdown: str, page: Page, config: ProperDocsConfig, files: Files
 ) -> str:
-    """Lead links to files of the repository to their copies, and put figures in their places."""
+    """Point links to copies of repository files, and insert the figures of the gallery."""
 
     def copied(match: re.Match[str]) -> str:
         inside = _repository_path(page.file.src_uri, match[1])
@@ -76,14 +78,14 @@ def on_page_markdown(
             f"![{match[2] or match[1]}]({_relative(f'gallery/{match[1]}.svg', page)})"
         )
 
-    whole = f"[Every table and figure in one page]({_relative('gallery/report.html', page)}), as the command writes it."
+    whole = f"[Every table and figure in one page]({_relative('gallery/report.html', page)}), as `evergrow lab report` writes it."
     return FIGURE.sub(shown, OUTSIDE.sub(copied, markdown)).replace(REPORT, whole)
 
 
 def on_page_content(
     content: str, page: Page, config: ProperDocsConfig, files: Files
 ) -> str:
-    """Turn formulas into MathML, which browsers draw by themselves: no script, and nothing to fetch."""
+    """Convert formulas to MathML, which browsers draw without a script."""
 
     def drawn(match: re.Match[str]) -> str:
         display = "block" if match[2] == "[" else "inline"
@@ -98,7 +100,7 @@ def on_page_content(
 
 
 def _repository_path(page: str, link: str) -> str | None:
-    """Return where a relative link of a page leads in the repository, None where it stays among the pages."""
+    """Return the repository path of a link, or None if it is a page or outside."""
     target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
     return None if target.startswith(("docs/", "../")) else target
 

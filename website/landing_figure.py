@@ -1,8 +1,8 @@
-"""The figure of the first page, drawn from the committed records: ``python -m website.landing_figure`` writes it.
+"""Draw the figure of the first page, with ``python -m website.landing_figure``.
 
-Above, what happens to a batch; below, accuracy on all classes so far while 200 species
-of birds arrive ten at a time, mean of the class orders in
-``experiments/records/recommended``.
+The upper half shows the path of a batch. The lower half shows the accuracy on all
+classes so far while 200 species of birds arrive ten at a time: the mean of the class
+orders in ``experiments/records/recommended``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CLASSES = 10
 LOWEST = 0.60
 HIGHEST = 1.00
 GAP = 19
-"""Distance between two names beside the curves."""
+"""Vertical distance between two names next to the curves, in pixels."""
 
 BOLD = ' font-weight="600"'
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A method of the records, by its label there, and how it is drawn."""
+    """A method, by its label in the records, and the style of its curve."""
 
     label: str
     name: str
@@ -51,7 +51,7 @@ CURVES = (
 
 
 def accuracy_curves() -> dict[str, list[float]]:
-    """Return accuracy after every task, mean over seeds, by the label of the method."""
+    """Return the accuracies after every task by label, as means over seeds."""
     runs: dict[str, list[list[float]]] = {}
     for path in sorted(RECORDS.glob("*--cub200_efficientnet_lite0--*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def draw() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="t d" '
         'font-family="system-ui, sans-serif" font-size="15" fill="#1f2328">',
-        '<title id="t">Classes arrive, sums grow, samples are let go</title>',
+        '<title id="t">Classes arrive, sums grow, samples are discarded</title>',
         f'<desc id="d">Accuracy on 200 species of birds after they arrived ten at a time: {told}.</desc>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         *_pipeline(),
@@ -106,7 +106,7 @@ def _box(x: float, width: float, head: str, small: str, style: str) -> list[str]
 def _pipeline() -> list[str]:
     behind = 'width="110" height="72" rx="8" fill="#ffffff" stroke="#9aa0a6"'
     arrow = 'stroke="#444c56" stroke-width="1.5" marker-end="url(#tip)"'
-    title = "200 species of birds, ten at a time: accuracy on all so far"
+    title = "200 species of birds, ten at a time: accuracy on all classes so far"
     return [
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#444c56"/></marker></defs>',
@@ -115,14 +115,16 @@ def _pipeline() -> list[str]:
         ),  # batches still to come
         *_box(12, 110, "new classes", "in batches", 'fill="#ffffff" stroke="#444c56"'),
         *_box(170, 122, "network", "frozen", 'fill="#e8f1fb" stroke="#0b62a4"'),
-        *_box(334, 122, "sums", "are kept", 'fill="#e0f2ef" stroke="#00796b"'),
-        *_box(498, 112, "answers", "on all so far", 'fill="#ffffff" stroke="#444c56"'),
+        *_box(334, 122, "sums", "are stored", 'fill="#e0f2ef" stroke="#00796b"'),
+        *_box(
+            498, 112, "predictions", "on all classes", 'fill="#ffffff" stroke="#444c56"'
+        ),
         *(
             f'<path d="M{start} 58H{end}" {arrow}/>'
             for start, end in ((134, 168), (294, 332), (458, 496))
         ),
         f'<path d="M231 96V122" stroke-dasharray="4 3" {arrow}/>',
-        _text(231, 140, "samples are let go", style=' fill="#5b636d"'),
+        _text(231, 140, "samples are discarded", style=' fill="#5b636d"'),
         _text(LEFT, 176, title, anchor="start", size=15, style=BOLD),
     ]
 

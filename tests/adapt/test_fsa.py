@@ -66,7 +66,7 @@ def test_adapt_does_not_change_the_backbone(kind: str) -> None:
 
 
 def test_defaults_are_the_protocol_of_ranpac() -> None:
-    """Settings only; tests of the loop compare with torch's own tools."""
+    """Compare the settings. Tests of the loop compare the training itself."""
     assert FsaConfig() == FsaConfig(
         tuner="adapter",
         train=TrainConfig(

@@ -16,8 +16,7 @@ from torchvision import transforms
 
 from evergrow.adapt import TrainConfig, TrainingError, train
 from evergrow.adapt.training_images import (
-    RATIO,
-    Cropper,
+    ASPECT_RATIOS,
     TrainingImages,
     TrainTransform,
     draw_crops,
@@ -127,7 +126,7 @@ def test_train_config_rejects_invalid_settings(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("care", [{}, {"mixup": 0.4, "label_smoothing": 0.1}])
 def test_train_equals_a_plain_loop(care: dict[str, float]) -> None:
-    """Same order and images, then torch's own tools."""
+    """Compare with a loop of torch's own tools on the same batches."""
     items, y = images()
     config = TrainConfig(epochs=3, batch_size=8, lr=0.1, **care)
     ours = Net()
@@ -235,7 +234,7 @@ def test_train_depends_on_seed_and_purpose_only() -> None:
     other = Net()
     task = Net()
     run(first, config)
-    torch.rand(3)  # the global state plays no part
+    torch.rand(3)  # changes the global state
     run(again, config)
     run(other, config, seed=1)
     run(task, config, purpose=("task", 1))
@@ -307,11 +306,12 @@ def test_train_rejects_invalid_input() -> None:
 @pytest.mark.parametrize(
     ("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))]
 )
-def test_cropper_equals_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
+def test_batches_of_crops_equal_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
     """Compare with Pillow, which rounds between its two passes.
 
-    A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes
-    stay away from the ends."""
+    A cubic filter overshoots, and Pillow clips after the pass it runs first. Bytes away
+    from 0 and 255 avoid this difference.
+    """
     rng = np.random.default_rng(0)
     pixels = rng.integers(*bytes_from, (6, 40, 50, 3), dtype=np.uint8)
     boxes = torch.tensor(
@@ -327,7 +327,7 @@ def test_cropper_equals_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
     flips = torch.tensor([False, True, False, True, True, False])
     for size in (16, 24):
         transform = TrainTransform(Preprocessing.pilot(size), interpolation=name)
-        ours = Cropper(transform)(torch.from_numpy(pixels), boxes, flips)
+        ours = transform.crop_batch(torch.from_numpy(pixels), boxes, flips)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
             image = Image.fromarray(pixels[row]).crop(
                 (left, top, left + width, top + height)
@@ -371,11 +371,11 @@ def test_train_transform_equals_torchvision(
 
 
 def test_bicubic_crops_stay_in_the_range_of_bytes() -> None:
-    """Black beside white: what overshoots is cut off."""
+    """A cubic filter overshoots at an edge from black to white."""
     pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
     pixels[:, :, 4:] = 255
     transform = TrainTransform(Preprocessing.pilot(32), interpolation="bicubic")
-    made = Cropper(transform)(
+    made = transform.crop_batch(
         pixels, torch.tensor([[0, 0, 8, 8]]), torch.tensor([False])
     )
     assert float(made.min()) == 0
@@ -384,7 +384,7 @@ def test_bicubic_crops_stay_in_the_range_of_bytes() -> None:
 
 @pytest.mark.parametrize("wanted", ["bilinear", "bicubic", "lanczos"])
 def test_evaluation_interpolation_uses_the_filter_of_the_backbone(wanted: Any) -> None:
-    """In memory and from files; a filter that batches cannot do goes image by image."""
+    """Lanczos has no batch filter, so its images are resized one by one."""
     items, y = images(6)
     seen = replace(SEEN, interpolation=wanted)
     config = TrainConfig(interpolation="evaluation", crop_scale=(1.0, 1.0))
@@ -398,7 +398,7 @@ def test_evaluation_interpolation_uses_the_filter_of_the_backbone(wanted: Any) -
 
 
 def test_drawn_crops_have_the_distribution_of_torchvision() -> None:
-    """Area, proportions and places against many draws of its transform."""
+    """Compare areas, aspect ratios and positions of many crops."""
     transforms = pytest.importorskip(
         "torchvision.transforms", reason="needs torchvision: to compare with"
     )
@@ -410,7 +410,7 @@ def test_drawn_crops_have_the_distribution_of_torchvision() -> None:
         law = transforms.RandomResizedCrop.get_params
         image = torch.zeros(3, 32, 48)
         wanted = torch.tensor(
-            [law(image, [0.05, 1.0], [*RATIO]) for _ in range(4000)]
+            [law(image, [0.05, 1.0], [*ASPECT_RATIOS]) for _ in range(4000)]
         ).double()
     for ours, theirs in zip(crops.T, wanted.T):
         assert abs(float(ours.mean() - theirs.mean())) < 4 * float(

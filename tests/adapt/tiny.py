@@ -1,4 +1,4 @@
-"""Backbones and images small enough to train on in a blink."""
+"""Small backbones and images, for fast training."""
 
 from __future__ import annotations
 

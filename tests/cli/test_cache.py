@@ -13,7 +13,8 @@ from tests.features.extraction_toys import LetterCounter, Toy, write_images
 
 from evergrow.data.items import Texts
 from evergrow.features import encode
-from evergrow.features.cache import CacheEntry, CacheInfo, Chunk, FeatureCache
+from evergrow.features.batches import Chunk
+from evergrow.features.cache import CacheEntry, CacheInfo, FeatureCache
 
 
 def cache(*args: object, stdin: str | None = None):

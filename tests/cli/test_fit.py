@@ -174,14 +174,14 @@ def test_adapt_rejects_texts_and_needs_its_option(
 
 
 def test_the_backbone_line_is_short(shell, images, monkeypatch):
-    from evergrow.features import weight_sources
+    from evergrow.features import weights
 
     choice = SimpleNamespace(
         name="test_resnet",
         weights="random",
         reason="test_resnet is here; without weights here: giants",
     )
-    monkeypatch.setattr(weight_sources, "best_backbone", lambda kind: choice)
+    monkeypatch.setattr(weights, "best_backbone", lambda kind: choice)
     short = shell.run("fit", images, "-m", "a.evg").stdout
     assert "backbone: test_resnet, the strongest whose weights are here\n" in short
     assert "giants" not in short

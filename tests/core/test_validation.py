@@ -16,7 +16,7 @@ from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import (
     resolve_device,
 )
-from evergrow.data.in_memory import is_pandas, is_pil_image, is_stream
+from evergrow.data.inputs import is_pandas, is_pil_image, is_stream
 
 
 def test_registry_rejects_duplicate_names():

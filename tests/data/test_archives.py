@@ -139,7 +139,7 @@ def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:
             )
         ),
         ("C:\\evil.png", "leads out"),
-        ("dog/1.png/2.png", "got both"),
+        ("dog/1.png/2.png", "both a file and a folder"),
     ],
 )
 def test_names_that_lead_out_or_contradict_are_refused(

@@ -16,8 +16,7 @@ from evergrow.core.errors import (
     LabelError,
 )
 from evergrow.data import Dataset, FeatureSet, load_data
-from evergrow.data.class_labels import as_names
-from evergrow.data.inputs import read_items, read_labelled, read_unknown
+from evergrow.data.inputs import as_names, read_items, read_labelled, read_unknown
 from evergrow.data.items import Images, Texts
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)

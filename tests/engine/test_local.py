@@ -218,7 +218,7 @@ def test_restarted_driver_gives_the_same_result(data: Path, tmp_path: Path) -> N
     mine = learned(data, folder=tmp_path / "job")
     assert (scores(mine) == expected).all()
     assert leftovers(tmp_path / "job") == []
-    assert read_job(tmp_path / "job").finished().rows == 300
+    assert read_job(tmp_path / "job").final_report().rows == 300
 
 
 @pytest.mark.slow

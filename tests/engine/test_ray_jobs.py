@@ -62,7 +62,7 @@ def answers(learner: Learner, data: Path) -> np.ndarray:
 
 def check_left(folder: Path) -> None:
     """Assert that a job counted every shard once and left no partial files."""
-    found = read_job(folder).finished()
+    found = read_job(folder).final_report()
     assert (len(found.shards), found.rows, found.failed) == (30, 3000, {})
     assert not [path for path in folder.rglob("*") if PARTIAL in path.name]
 
@@ -210,7 +210,7 @@ def test_killed_driver_resumes_on_a_cluster(
         )
         driver.kill()
         assert driver.wait() == -signal.SIGKILL
-        assert read_job(tmp_path).finished() is None
+        assert read_job(tmp_path).final_report() is None
     before = {
         path.name: path.stat().st_mtime_ns
         for path in (tmp_path / "statistics").glob("*.evg")

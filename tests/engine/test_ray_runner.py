@@ -19,7 +19,7 @@ import pytest
 from tests.engine.conftest import ROOT, alive, descendants, wait_until
 from tests.engine.toy_tasks import begun, expected_bytes, perform, tasks
 
-from evergrow.core import optional
+from evergrow.core import imports
 from evergrow.core.errors import EngineError, MissingExtraError, ParameterError
 from evergrow.engine import runners
 from evergrow.engine.runners import RayRunner, TaskResult
@@ -286,6 +286,6 @@ def test_missing_ray_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> N
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(optional.importlib, "import_module", missing)
+    monkeypatch.setattr(imports.importlib, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'evergrow\[ray\]'"):
         RayRunner(perform)

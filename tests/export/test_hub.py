@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import file_download
 from tests.export.hub_stand_in import TOKEN, Hub, running_hub
 from tests.learner.toys import Letters
 
@@ -45,7 +46,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
         for module in (
             constants,
-            huggingface_hub.file_download,
+            file_download,
         ):  # older clients have it in both
             monkeypatch.setattr(
                 module,
@@ -145,7 +146,7 @@ def test_model_card_describes_the_model(hub: Hub, data: Any) -> None:
     assert "| ant | 30 |" in text
     assert "<script>" not in text
     assert r"&lt;script&gt;\|x | 30 |" in text
-    assert "100.0% of 120 samples" in text
+    assert "100.0% of 120 test samples" in text
     assert "Insects of *one* garden." in text
     assert 'load_from_hub("me/insects")' in text
     learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
@@ -155,7 +156,7 @@ def test_model_card_describes_the_model(hub: Hub, data: Any) -> None:
 
 def test_model_card_names_the_backbone_and_its_licence() -> None:
     from evergrow.features.backbone import BackboneSpec
-    from evergrow.features.weight_sources import hub_name, licence_of
+    from evergrow.features.weights import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
         return BackboneSpec(name, kind, 8, weights, "", "", {}, {})
@@ -298,7 +299,4 @@ def test_hub_page_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     assert (
         namespace["again"].state_.revision == namespace["learner"].state_.revision + 1
     )
-    assert (
-        "797 samples that were held against it"
-        in hub.files("me/digits")["README.md"].decode()
-    )
+    assert "797 test samples" in hub.files("me/digits")["README.md"].decode()

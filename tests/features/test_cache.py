@@ -26,7 +26,7 @@ from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.data.items import Images, Texts
-from evergrow.features import Features, batches, create_backbone, encode
+from evergrow.features import Features, batches, create_backbone, encode, encoding
 from evergrow.features import cache as cache_module
 from evergrow.features.cache import FeatureCache, default_root
 
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {"workers": 0, "batch_size": 2}
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "CHUNK", 4)
+    monkeypatch.setattr(encoding, "CHUNK", 4)
 
 
 @pytest.fixture

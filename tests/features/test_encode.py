@@ -33,15 +33,15 @@ from evergrow.features import (
     create_backbone,
     encode,
     encode_batch,
+    encoding,
 )
-from evergrow.features import cache as cache_module
 from evergrow.features.batches import choose_workers
 from evergrow.features.cache import FeatureCache
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "CHUNK", 4)
+    monkeypatch.setattr(encoding, "CHUNK", 4)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_an_image_that_the_system_refused_is_tried_again(
             raise PermissionError(13, "Permission denied", str(source))
         return decode(source, **options)
 
-    monkeypatch.setattr(cache_module, "CHUNK", 4)
+    monkeypatch.setattr(encoding, "CHUNK", 4)
     options = {"cache": tmp_path / "cache", "on_error": "skip", "workers": 0}
     monkeypatch.setattr(batches, "decode_image", refuse)
     for computed in (23, 4):  # still refused: only its chunk is looked at

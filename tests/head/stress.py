@@ -26,7 +26,7 @@ X = centres[y] + draws.normal(size=(len(y), 40))
 names = np.array([f"c{label}" for label in y])
 faults: list[str] = []
 
-SOLVING = ("readout.py", "solved_cache.py", "classifier_state.py", "classifier.py")
+SOLVING = ("block_weights.py", "solved_cache.py", "classifier.py")
 
 
 # -- many threads query one head -------------------------------------------------------

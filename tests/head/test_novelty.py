@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.novelty.pool import NoveltyPool, UnknownRows
-from evergrow.head.novelty.score import DEFAULT_WEIGHTS
+from evergrow.head.novelty.score import DEFAULT_WEIGHTS, NoveltyPool, UnknownRows
 from evergrow.head.novelty.terms import NoveltyTerms
 
 
@@ -167,7 +166,7 @@ def test_terms_follow_their_definition_for_any_number_of_classes(
         got[:, 3], ((inside[:, None] - 2 * z + size) / unsure).min(axis=1), rtol=1e-5
     )
     np.testing.assert_allclose(
-        got[:, 4] * terms.expected, a - inside, atol=1e-5 * a.max()
+        got[:, 4] * terms.expected_energy, a - inside, atol=1e-5 * a.max()
     )
     np.testing.assert_allclose(got[:, 5], 1 / counts[away.argmin(axis=1)])
 
@@ -175,7 +174,7 @@ def test_terms_follow_their_definition_for_any_number_of_classes(
 @pytest.mark.parametrize(
     "rows", [30, 6]
 )  # the means of few rows are mostly noise where classes lie close together
-def test_expected_rows_match_new_rows_for_any_number_of_classes(
+def test_drawn_terms_match_new_rows_for_any_number_of_classes(
     rows: int,
 ) -> None:
     k = 20
@@ -195,7 +194,7 @@ def test_expected_rows_match_new_rows_for_any_number_of_classes(
         new = centres[codes] + torch.randn(
             len(codes), k, generator=source, dtype=torch.float64
         )
-        expected = terms.expected_rows().mean(dim=0)
+        expected = terms.draw_terms().mean(dim=0)
         actual = terms.of_rows(new).mean(dim=0)
         assert float(expected[3]) == pytest.approx(float(actual[3]), rel=0.25)
         assert float(expected[1]) == pytest.approx(float(actual[1]), abs=0.06)

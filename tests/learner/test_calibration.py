@@ -15,7 +15,8 @@ from evergrow.core.errors import FewSamplesWarning
 from evergrow.head.novelty.score import term_units, to_units
 from evergrow.head.temperature import TEMPERATURES
 from evergrow.learner import empty_copy
-from evergrow.learner.measuring import ENOUGH_ROWS, assign_folds, row_keys
+from evergrow.learner.calibration import ENOUGH_ROWS
+from evergrow.learner.held_out_rows import assign_folds, row_keys
 
 
 def test_folds_leave_something_of_every_class() -> None:
@@ -169,31 +170,6 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
         .is_unknown(100.0 + test[0])
         .all()
     )
-
-
-@pytest.mark.parametrize("false_alarm", [0.05, 0.15])
-def test_detection_rate_predicts_how_many_unknown_samples_are_found(
-    false_alarm: float,
-) -> None:
-    X, y = clouds(30, classes=40)
-    test = clouds(30, classes=40, seed=1)
-    expected = []
-    found = []
-    for seed in range(4):
-        known = np.random.default_rng(seed).permutation(40)[:12]
-        learner = small().fit(part((X, y), *known))
-        expected.append(learner.state_.calibration.detection_rate(false_alarm))
-        unknown = test[0][~np.isin(test[1], known)]
-        found.append(learner.is_unknown(unknown, false_alarm).mean())
-    assert np.mean(expected) == pytest.approx(np.mean(found), abs=0.06)
-
-
-def test_detection_rate_needs_four_classes_or_later_ones() -> None:
-    data = clouds(20)
-    learner = small().fit(part(data, 0, 1, 2))
-    assert learner.state_.calibration.detection_rate() is None
-    learner.partial_fit(part(data, 3, 4))
-    assert learner.state_.calibration.detection_rate() is not None
 
 
 def test_merging_joins_both_sides_in_any_order() -> None:

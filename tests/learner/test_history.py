@@ -67,8 +67,8 @@ def pieces(path: Path) -> int:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut small models as large ones are cut."""
-    monkeypatch.setattr(module, "_SMALL", 256)
-    monkeypatch.setattr(module, "_PIECE", 4096)
+    monkeypatch.setattr(module, "_MIN_OWN_PIECE_BYTES", 256)
+    monkeypatch.setattr(module, "_MAX_PIECE_BYTES", 4096)
 
 
 # -- the same bytes, and what they share -----------------------------------------------
@@ -175,7 +175,7 @@ def test_the_history_is_bounded_by_size(path: Path, blobs: Data) -> None:
 def test_by_default_model_and_history_take_five_times_the_model_and_some_room(
     path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ROOM", 1000)
+    monkeypatch.setattr(module, "EXTRA_BYTES", 1000)
     for _ in range(6):
         teach(path, part(blobs, 5))
         assert path.stat().st_size + pieces(path) <= 5 * path.stat().st_size + 1000
@@ -187,8 +187,8 @@ def test_by_default_model_and_history_take_five_times_the_model_and_some_room(
 def test_a_change_that_makes_a_model_small_can_be_undone(
     path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ROOM", 0)
-    monkeypatch.setattr(module, "TIMES", 2)
+    monkeypatch.setattr(module, "EXTRA_BYTES", 0)
+    monkeypatch.setattr(module, "SIZE_FACTOR", 2)
     before = path.read_bytes()
     commit(path, Learner(None, options={"n_units": 1}).fit(part(blobs, 0)))
     assert 2 * path.stat().st_size < len(before)

@@ -455,7 +455,7 @@ def test_killed_at_any_moment_the_model_is_old_or_new(
             learner.state_.revision >= last - 1
         )  # a rollback may have been the last that was done
         last = learner.state_.revision
-        for entry in place.kept(Header.read(path)):
+        for entry in place.restorable(Header.read(path)):
             place.verified(entry.revision, entry.digest)
         if not killed:
             break

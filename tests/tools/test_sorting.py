@@ -50,7 +50,7 @@ class Reader:
         self.state_ = SimpleNamespace(
             kind="image",
             classes=np.array(classes or ("cat", "dog")),
-            describe=lambda: {"novelty": {}},
+            calibration=SimpleNamespace(n=0),
         )
 
     def ask(
@@ -399,8 +399,8 @@ def test_files_that_come_or_go_meanwhile(
             write(out, {"cat/1-2.png": "another"})
         return carried_out(rows, out, *rest)
 
-    carried_out = sorting._carried_out
-    monkeypatch.setattr(sorting, "_carried_out", meanwhile)
+    carried_out = sorting._put_files
+    monkeypatch.setattr(sorting, "_put_files", meanwhile)
     rows = {
         os.path.relpath(row.file, photos): row
         for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
@@ -824,9 +824,9 @@ def test_nothing_is_sorted_between_the_halves_of_an_undo(
     out = tmp_path / "out"
     sort_folder(Reader(), photos, out, how)
     rows: list[Any] = []
-    undo_row = sorting._undo_row
+    undo_row = sorting._restore_file
     with monkeypatch.context() as patch:
-        patch.setattr(sorting, "_undo_row", stop_midway)
+        patch.setattr(sorting, "_restore_file", stop_midway)
         with pytest.raises(PathError):
             undo_sort(out / TABLE)
     stopped = tree(tmp_path)

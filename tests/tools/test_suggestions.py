@@ -140,7 +140,7 @@ def test_a_learning_curve_rises_and_foretells(drawn, learner):
     assert curve.sizes.tolist() == [1, 2, 5, 12]
     assert curve.accuracy[-1] > curve.accuracy[0]
     assert curve.gain[1] <= curve.gain[0] <= curve.gain[2]
-    assert set(curve.classes) == {f"c{code:02d}" for code in KNOWN}
+    assert set(curve.recall_gains) == {f"c{code:02d}" for code in KNOWN}
     picture = curve_svg(curve)
     assert picture.startswith("<svg")
     assert picture.endswith("</svg>")

@@ -116,15 +116,15 @@ class Network(nn.Module):
 
 
 @dataclass(frozen=True)
-class Training:
-    """Summary of a training.
+class TrainingSummary:
+    """Summary of a training, as it is kept in a model file.
 
     Parameters
     ----------
     epochs : int
         Number of epochs.
     samples : int
-        Number of images used in all steps.
+        Number of images in all steps of all epochs.
     seconds : float
         Duration of all epochs.
     first_loss, last_loss : float
@@ -151,7 +151,7 @@ class Adaptation:
         The tuner, on the CPU.
     config : dict, optional
         Training settings, as :meth:`FsaConfig.to_dict` returns them. None if unknown.
-    training : Training, optional
+    training : TrainingSummary, optional
         Summary of the training. None if unknown.
     extra : Extra
         Fields of newer versions, kept when the file is written again.
@@ -177,11 +177,20 @@ class Adaptation:
     base: BackboneSpec
     tuner: SavedTuner
     config: dict[str, Any] | None = None
-    training: Training | None = None
+    training: TrainingSummary | None = None
     extra: Extra = NOTHING
 
     def describe(self) -> dict[str, Any]:
-        """Return a description in plain values, for display."""
+        """Return a description in plain values, for display.
+
+        Returns
+        -------
+        dict
+            ``tuner``: its name. ``settings``: its settings. ``n_parameters``: number of
+            its values. ``backbone``: ``name`` and ``weights_hash`` of the base.
+            ``config``: training settings or None. ``training``: the fields of
+            :class:`TrainingSummary`, empty if unknown.
+        """
         return {
             "tuner": self.tuner.name,
             "settings": dict(self.tuner.settings),
@@ -195,7 +204,15 @@ class Adaptation:
         }
 
     def check(self) -> None:
-        """Raise for missing tensors or settings that this version does not know."""
+        """Raise unless there are tensors and settings that this version knows.
+
+        Raises
+        ------
+        FileFormatError
+            If the tuner has no tensors.
+        ParameterError
+            If a training setting is unknown or out of range.
+        """
         require(bool(self.tuner.tensors), "the tuner lacks its tensors")
         if self.config is not None:
             FsaConfig.from_dict(self.config)
@@ -213,18 +230,23 @@ def adaptation_of(backbone: Backbone) -> Adaptation | None:
 
 
 def adaptation_config(adapt: Any) -> FsaConfig | None:
-    """Return the settings of an adaptation.
+    """Return the settings that the parameter `adapt` of a learner means.
 
     Parameters
     ----------
     adapt : None, str, FsaConfig or mapping
-        Name of a tuner, to be trained with RanPAC's protocol, or complete settings, or
+        Name of a tuner, to be trained with RanPAC's protocol, or settings, also as
+        plain values, or None for no adaptation.
+
+    Returns
+    -------
+    FsaConfig or None
         None for no adaptation.
 
     Raises
     ------
     ParameterError
-        If `adapt` has another type.
+        If `adapt` has another type, or is no tuner for first-session adaptation.
 
     Examples
     --------
@@ -333,7 +355,7 @@ class AdaptedBackbone(ImageBackbone):
         )
 
     def to(self, device: str | torch.device) -> Self:
-        """Move network and tuner to another device. Return self."""
+        """Move network and tuner to another device, in place. Return self."""
         super().to(device)
         self.tuner.to(self.device)
         return self
@@ -356,11 +378,11 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
     FileFormatError
         If tuner and backbone do not match.
     """
-    base = adaptation.base.weights_hash
-    if backbone.spec.weights_hash != base:
+    expected = adaptation.base.weights_hash
+    if backbone.spec.weights_hash != expected:
         raise WeightsError(
             "backbone must be the one that the tuner was trained on "
-            f"(hash {base}), got {backbone.spec.name} with hash "
+            f"(hash {expected}), got {backbone.spec.name} with hash "
             f"{backbone.spec.weights_hash}"
         )
     module = shared_copy(backbone.module)
@@ -475,8 +497,12 @@ def adapt(
         purpose=("fsa",),
         progress=progress,
     )
-    training = Training(
-        len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1]
+    training = TrainingSummary(
+        epochs=len(log.losses),
+        samples=log.samples,
+        seconds=log.seconds,
+        first_loss=log.losses[0],
+        last_loss=log.losses[-1],
     )
     adaptation = Adaptation(backbone.spec, tuner.saved(), config.to_dict(), training)
     return AdaptedBackbone(backbone, tuner, module, adaptation, log)

@@ -27,7 +27,10 @@ from evergrow.data.items import Items
 from evergrow.features.preprocess import Preprocessing
 
 Loss = Callable[[Any, Tensor], Tensor]
+"""Maps the model's output and codes (n,) to a scalar."""
+
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+"""Parameters, or parameter groups as torch's optimizers take them."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ class TrainLog:
     losses : tuple of float
         Mean loss per epoch.
     samples : int
-        Number of images used in all steps.
+        Number of images in all steps of all epochs.
     steps : int
         Number of steps.
     seconds : float
@@ -87,8 +90,10 @@ def train(
     The network is in training mode during the call, except for batch normalisation,
     which uses its stored statistics. Any batch size works, down to a single image.
 
-    Loss and trained parameters are checked after every epoch. If one is NaN or
-    infinite, :class:`TrainingError` is raised and the parameters are unusable.
+    The parameters change in place, and their gradients are left set. Loss and trained
+    parameters are checked after every epoch. If one is NaN or infinite,
+    :class:`TrainingError` is raised and the parameters are unusable. The loss of every
+    epoch is logged.
 
     Parameters
     ----------
@@ -102,7 +107,7 @@ def train(
     items : Items
         Images.
     codes : ndarray of int64 of shape (n,)
-        Second argument of the loss, usually the index of the class.
+        Second argument of the loss, usually the indices of the classes.
     config : TrainConfig
         Training settings.
     preprocessing : Preprocessing
@@ -124,6 +129,10 @@ def train(
 
     Raises
     ------
+    ParameterError
+        If no parameter requires gradients.
+    InputError
+        If there are no images, or not one code per image.
     TrainingError
         If the loss or a parameter becomes NaN or infinite.
     ImageError
@@ -145,25 +154,7 @@ def train(
     >>> log.losses[-1] < log.losses[0], log.steps
     (True, 9)
     """
-    given: list[Any] = list(parameters)
-    if given and isinstance(given[0], dict):
-        groups = given
-    else:
-        groups = [{"params": given}]
-    trained = [
-        {
-            "lr": config.lr,
-            **group,
-            "params": [p for p in group["params"] if p.requires_grad],
-        }
-        for group in groups
-    ]
-    trained = [group for group in trained if group["params"]]
-    if not trained:
-        raise ParameterError(
-            "parameters must hold at least one that requires gradients, got none"
-        )
-    device = trained[0]["params"][0].device
+    groups = _trained_groups(parameters, config.lr)
     images = TrainingImages(
         items,
         codes,
@@ -171,17 +162,41 @@ def train(
         preprocessing=preprocessing,
         seed=seed,
         purpose=purpose,
-        device=device,
+        device=groups[0]["params"][0].device,
     )
     smoothed = partial(cross_entropy, label_smoothing=config.label_smoothing)
-    return _Run(model, trained, images, config, loss or smoothed).go(progress)
+    return _Run(model, groups, images, config, loss or smoothed).train(progress)
+
+
+def _trained_groups(parameters: Parameters, lr: float) -> list[dict[str, Any]]:
+    """Return groups of the parameters that require gradients, at least one group.
+
+    Every group has a learning rate, by default `lr`.
+    """
+    given: list[Any] = list(parameters)
+    if not (given and isinstance(given[0], dict)):
+        given = [{"params": given}]
+    groups = []
+    for group in given:
+        trained = [part for part in group["params"] if part.requires_grad]
+        if trained:
+            groups.append({"lr": lr, **group, "params": trained})
+    if not groups:
+        raise ParameterError(
+            "parameters must hold at least one that requires gradients, got none"
+        )
+    return groups
 
 
 # -- the loop
 
 
 class _Run:
-    """One training."""
+    """State of one training: optimizer and losses.
+
+    The parameters are those of :func:`train`. `groups` come from
+    :func:`_trained_groups`.
+    """
 
     def __init__(
         self,
@@ -199,13 +214,13 @@ class _Run:
             parameter for group in groups for parameter in group["params"]
         ]
         self.device = self.parameters[0].device
-        self.losses: list[float] = []
-        self.precision = self._precision()
+        self.losses: list[float] = []  # mean loss of each finished epoch
+        self.precision = self._choose_precision()
         self.rates = [float(group["lr"]) for group in groups]
         self.optimizer = config.make_optimizer(groups, fused=self.device.type == "cuda")
 
-    def _precision(self) -> Precision:
-        """Return the precision of this training."""
+    def _choose_precision(self) -> Precision:
+        """Return bfloat16 for ``"auto"`` on GPUs that support it, else float32."""
         if self.config.precision != "auto":
             return self.config.precision
         if self.device.type != "cuda":
@@ -213,15 +228,15 @@ class _Run:
         has_bfloat16 = torch.cuda.get_device_capability(self.device) >= (8, 0)
         return "bfloat16" if has_bfloat16 else "float32"
 
-    def go(self, show: bool) -> TrainLog:
-        """Run all epochs."""
+    def train(self, progress: bool) -> TrainLog:
+        """Train all epochs. Resets the statistics of the GPU's peak memory."""
         started = time.perf_counter()
         on_gpu = self.device.type == "cuda"
         steps = self.images.steps
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
-            meter("training", self.config.epochs * steps, enabled=show) as tick,
+            meter("training", self.config.epochs * steps, enabled=progress) as tick,
             training_mode(self.model),
             _drop_path(self.model, self.config.drop_path),
             borrow_global_generators(self.device),
@@ -229,7 +244,7 @@ class _Run:
             torch.enable_grad(),
         ):
             for epoch in range(self.config.epochs):
-                self._epoch(epoch, tick)
+                self._train_epoch(epoch, tick)
         synchronize(self.device)
         seconds = time.perf_counter() - started
         peak_memory = 0
@@ -244,14 +259,15 @@ class _Run:
             peak_memory_bytes=peak_memory,
         )
 
-    def _epoch(self, epoch: int, tick: Meter) -> None:
-        """Train one epoch, or raise :class:`TrainingError`."""
+    def _train_epoch(self, epoch: int, tick: Meter) -> None:
+        """Train one epoch and append its loss, or raise :class:`TrainingError`."""
         factor = self.config.factor(epoch)
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * factor
         self._seed_dropout(epoch)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         done = epoch * self.images.steps
+        # The progress bar shows the loss of the previous epoch.
         note = f"loss {self.losses[-1]:.3f}" if self.losses else ""
         fractions = self.images.mixup_fractions(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
@@ -271,7 +287,7 @@ class _Run:
         )
 
     def _seed_dropout(self, epoch: int) -> None:
-        """Seed torch's global generators, from which dropout draws."""
+        """Seed torch's global generators, from which dropout draws, for an epoch."""
         purpose = self.images.purpose
         seed = derive_seed(self.images.seed, "train", *purpose, "dropout", epoch)
         torch.default_generator.manual_seed(seed)
@@ -280,10 +296,10 @@ class _Run:
                 torch.cuda.manual_seed(seed)
 
     def _step(self, images: Tensor, codes: Tensor, fraction: float) -> Tensor:
-        """Train on one batch. Return its loss without synchronising.
+        """Train on one batch. Return its loss, without waiting for the GPU.
 
         With a fraction below 1, every image is mixed with its counterpart from the
-        other end of the batch.
+        other end of the batch. The fraction is the weight of the image itself.
         """
         half = self.precision == "bfloat16"
         is_mixed = fraction != 1
@@ -317,7 +333,11 @@ def training_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _drop_path(model: nn.Module, rate: float) -> Iterator[None]:
-    """Enable stochastic depth in timm's blocks, with rates rising to `rate`."""
+    """Enable stochastic depth in timm's blocks, with rates rising from 0 to `rate`.
+
+    Every block has two branches, of the same rate. The original modules are restored
+    at the end.
+    """
     from timm.layers.drop import DropPath
 
     branches = [
@@ -328,8 +348,8 @@ def _drop_path(model: nn.Module, rate: float) -> Iterator[None]:
     ]
     before = [getattr(part, name) for part, name in branches]
     last_block = max(len(branches) // 2 - 1, 1)
-    for number, (part, name) in enumerate(branches):
-        setattr(part, name, DropPath(rate * (number // 2) / last_block))
+    for index, (part, name) in enumerate(branches):
+        setattr(part, name, DropPath(rate * (index // 2) / last_block))
     try:
         yield
     finally:

@@ -28,6 +28,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 def _cosine(config: TrainConfig, epoch: int) -> float:
+    """Return the factor of half a cosine that reaches 0 after the last epoch."""
     return 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs))
 
 
@@ -41,11 +42,18 @@ SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
         99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))
     ),
 }
-"""Learning rate schedules: map settings and epoch to a factor on all learning rates."""
+"""Learning rate schedules by name.
+
+They map settings and epoch to a factor on all learning rates; see
+:class:`TrainConfig`.
+"""
 
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
+"""Setting of the precision of a training."""
+
 Precision = Literal["float32", "bfloat16"]
 """Precision of a training."""
+
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
 
@@ -148,7 +156,10 @@ class TrainConfig:
     def make_optimizer(
         self, groups: list[dict[str, Any]], *, fused: bool
     ) -> torch.optim.Optimizer:
-        """Return an optimizer of parameter groups. `fused` selects the fused kernel."""
+        """Return an optimizer of parameter groups.
+
+        `fused` selects torch's fused kernel, which is faster on GPUs.
+        """
         common: dict[str, Any] = {
             "lr": self.lr,
             "weight_decay": self.weight_decay,
@@ -161,7 +172,7 @@ class TrainConfig:
         return torch.optim.SGD(groups, momentum=self.momentum, **common)
 
     def changed(self, **changes: Any) -> Self:
-        """Return the settings with some changed. Unknown names are rejected."""
+        """Return a copy with some settings changed. Unknown names are rejected."""
         return with_changes(self, changes, "setting of a training")
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,7 +227,7 @@ class FsaConfig:
         return cls().changed(**changes)
 
     def changed(self, **changes: Any) -> Self:
-        """Return the settings with some fields changed, of this class or of ``train``.
+        """Return a copy with some fields changed, of this class or of ``train``.
 
         Changing ``tuner`` resets ``settings``, which belong to the other tuner, unless
         they are given.

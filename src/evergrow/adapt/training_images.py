@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,25 +29,27 @@ from evergrow.features.preprocess import Interpolation, Preprocessing, to_bytes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-RATIO = (3 / 4, 4 / 3)
+ASPECT_RATIOS = (3 / 4, 4 / 3)
 """Range of the aspect ratio (width over height) of a crop."""
 
-FLIP = 0.5
+FLIP_PROBABILITY = 0.5
 """Probability of a horizontal flip."""
 
-_ATTEMPTS = 10
-"""Number of draws of a crop that must fit into the image."""
+_MAX_DRAWS = 10
+"""Number of draws of a crop until one fits into the image."""
 
 _BATCH_FILTERS = ("bilinear", "bicubic")
-"""Filters that :class:`Cropper` supports."""
+"""Filters that :meth:`TrainTransform.crop_batch` supports."""
 
-_RESIDENT_FRACTION = 0.25
+_MAX_GPU_FRACTION = 0.25
 """Largest fraction of free GPU memory for keeping all images on the GPU."""
 
 
 @dataclass(frozen=True)
 class TrainTransform:
     """Random crop, resize, horizontal flip and normalisation.
+
+    Transforms one image with Pillow, or a batch on any device.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ class TrainTransform:
     interpolation: Interpolation = "bilinear"
 
     def __call__(self, image: Image, generator: torch.Generator) -> Tensor:
-        """Return an augmented image as a float32 tensor (3, height, width).
+        """Return an image, randomly augmented, as a float32 tensor (3, height, width).
 
         Parameters
         ----------
@@ -98,18 +100,44 @@ class TrainTransform:
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
         return self.evaluation.normalised(to_bytes(image).contiguous())
 
+    def crop_batch(self, pixels: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
+        """Crop, resize, flip and normalise images together, on their device.
 
-def _centred(height: int, width: int) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of the largest allowed centred crop."""
-    crop_height = height
-    crop_width = width
-    if width / height < RATIO[0]:
-        crop_height = max(round(width / RATIO[0]), 1)
-    elif width / height > RATIO[1]:
-        crop_width = max(round(height * RATIO[1]), 1)
-    top = (height - crop_height) // 2
-    left = (width - crop_width) // 2
-    return top, left, crop_height, crop_width
+        Resizing is separable and linear: out = A x B^T with one banded matrix per image
+        and direction. The matrices hold Pillow's filter, so that the result equals
+        Pillow's up to its rounding of intermediate bytes.
+
+        Parameters
+        ----------
+        pixels : Tensor of shape (n, h, w, 3)
+            Images as bytes.
+        boxes, flips : Tensor
+            From :func:`draw_crops`, on the same device.
+
+        Returns
+        -------
+        Tensor of shape (n, 3, height, width)
+            float32.
+        """
+        height, width = self.evaluation.size
+        is_cubic = self.interpolation == "bicubic"
+        top, left, tall, wide = boxes.to(torch.float32).unbind(dim=1)
+        no_flips = torch.zeros_like(flips)
+        rows = _resize_matrices(
+            top, tall, height, pixels.shape[1], no_flips, cubic=is_cubic
+        )
+        columns = _resize_matrices(
+            left, wide, width, pixels.shape[2], flips, cubic=is_cubic
+        )
+        planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
+        # Images need full precision, so an outer autocast is disabled.
+        with torch.autocast(pixels.device.type, enabled=False):
+            across = planes @ columns[:, None].transpose(2, 3)
+            # Pillow clips bicubic overshoots between the two directions.
+            if is_cubic:
+                across = across.clamp_(0, 255)
+            resized = (rows[:, None] @ across).clamp_(0, 255)
+        return self.evaluation.normalised(resized.round_())
 
 
 def draw_crops(
@@ -119,11 +147,11 @@ def draw_crops(
     width: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draw random crops of images of one size.
+    """Draw random crops and flips of images of one size.
 
     The area is uniform in `scale` and the logarithm of the aspect ratio is uniform in
-    :data:`RATIO`. A crop that does not fit is drawn again, at most ten times. After
-    that, the largest centred crop is used.
+    :data:`ASPECT_RATIOS`. A crop that does not fit is drawn again, at most ten times.
+    After that, the largest centred crop is used.
 
     Parameters
     ----------
@@ -151,83 +179,65 @@ def draw_crops(
     >>> bool((boxes[:, 0] + boxes[:, 2] <= 32).all())
     True
     """
-    draws = torch.rand(n, _ATTEMPTS, 4, generator=generator, dtype=torch.float64)
-    flips = torch.rand(n, generator=generator, dtype=torch.float64) < FLIP
+    draws = torch.rand(n, _MAX_DRAWS, 4, generator=generator, dtype=torch.float64)
+    flips = torch.rand(n, generator=generator, dtype=torch.float64)
+    flips = flips < FLIP_PROBABILITY
     low, high = scale
     area = height * width * (low + (high - low) * draws[..., 0])
-    first, last = (math.log(value) for value in RATIO)
-    proportion = torch.exp(first + (last - first) * draws[..., 1])
-    wide = torch.round(torch.sqrt(area * proportion)).to(torch.int64)
-    tall = torch.round(torch.sqrt(area / proportion)).to(torch.int64)
+    log_low, log_high = (math.log(ratio) for ratio in ASPECT_RATIOS)
+    aspect = torch.exp(log_low + (log_high - log_low) * draws[..., 1])
+    wide = torch.round(torch.sqrt(area * aspect)).to(torch.int64)
+    tall = torch.round(torch.sqrt(area / aspect)).to(torch.int64)
     fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
-    # argmax returns the first attempt that fits, or 0 if no attempt does.
-    attempt = fits.to(torch.int8).argmax(dim=1)
-    rows = torch.arange(n)
-    wide = wide[rows, attempt]
-    tall = tall[rows, attempt]
-    top = (draws[rows, attempt, 2] * (height - tall + 1)).floor().to(torch.int64)
-    left = (draws[rows, attempt, 3] * (width - wide + 1)).floor().to(torch.int64)
+    # argmax returns the first draw that fits, or 0 if none does.
+    chosen = (torch.arange(n), fits.to(torch.int8).argmax(dim=1))
+    wide = wide[chosen]
+    tall = tall[chosen]
+    top = (draws[..., 2][chosen] * (height - tall + 1)).floor().to(torch.int64)
+    left = (draws[..., 3][chosen] * (width - wide + 1)).floor().to(torch.int64)
     drawn = torch.stack([top, left, tall, wide], dim=1)
-    centred = torch.tensor(_centred(height, width))
+    centred = torch.tensor(_centred_crop(height, width))
     boxes = torch.where(fits.any(dim=1)[:, None], drawn, centred)
     return boxes, flips
 
 
-class Cropper:
-    """Crops, resizes, flips and normalises images in batches.
+def _centred_crop(height: int, width: int) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of the largest centred crop.
 
-    Resizing is separable and linear: out = A x B^T with one banded matrix per image and
-    direction. The matrices hold Pillow's filter, so that the result equals Pillow's up
-    to its rounding of intermediate bytes.
+    Its aspect ratio is within :data:`ASPECT_RATIOS`.
+    """
+    crop_height = height
+    crop_width = width
+    low, high = ASPECT_RATIOS
+    if width / height < low:
+        crop_height = max(round(width / low), 1)
+    elif width / height > high:
+        crop_width = max(round(height * high), 1)
+    top = (height - crop_height) // 2
+    left = (width - crop_width) // 2
+    return top, left, crop_height, crop_width
+
+
+def _resize_matrices(
+    start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool
+) -> Tensor:
+    """Return matrices that resize and flip a part of one axis of n images.
 
     Parameters
     ----------
-    transform : TrainTransform
-        Size, normalisation and filter of the result.
+    start, length : Tensor of shape (n,)
+        First pixel of the part and number of its pixels.
+    n_out, n_in : int
+        Length of the axis after and before.
+    flips : Tensor of shape (n,)
+        Whether the axis is reversed.
+    cubic : bool
+        Use the bicubic filter instead of the bilinear one.
+
+    Returns
+    -------
+    Tensor of shape (n, n_out, n_in)
     """
-
-    def __init__(self, transform: TrainTransform) -> None:
-        self._own = transform.evaluation
-        self._size = transform.evaluation.size
-        self._cubic = transform.interpolation == "bicubic"
-
-    def __call__(self, pixels: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
-        """Return images (n, 3, height, width) in float32.
-
-        Parameters
-        ----------
-        pixels : Tensor of shape (n, h, w, 3)
-            Images as bytes.
-        boxes, flips : Tensor
-            From :func:`draw_crops`, on the same device.
-        """
-        top, left, tall, wide = boxes.to(torch.float32).unbind(dim=1)
-        rows = _filters(
-            top,
-            tall,
-            self._size[0],
-            pixels.shape[1],
-            torch.zeros_like(flips),
-            cubic=self._cubic,
-        )
-        columns = _filters(
-            left, wide, self._size[1], pixels.shape[2], flips, cubic=self._cubic
-        )
-        planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
-        # Images need full precision, so an outer autocast is disabled.
-        with torch.autocast(pixels.device.type, enabled=False):
-            across = planes @ columns[:, None].transpose(2, 3)
-            # Pillow clips bicubic overshoots between the two directions.
-            if self._cubic:
-                across = across.clamp_(0, 255)
-            resized = (rows[:, None] @ across).clamp_(0, 255)
-        return self._own.normalised(resized.round_())
-
-
-def _filters(
-    start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool
-) -> Tensor:
-    """Return matrices (n, n_out, n_in) that resize `length` pixels from `start` on."""
     outputs = torch.arange(n_out, device=start.device, dtype=torch.float32)
     outputs = torch.where(flips[:, None], n_out - 1 - outputs, outputs)
     step = (length / n_out)[:, None]
@@ -252,14 +262,14 @@ def _cubic(distance: Tensor) -> Tensor:
 
 
 class TrainingImages:
-    """Labelled images for training, augmented differently in every epoch.
+    """Batches of labelled images for training, augmented differently in every epoch.
 
     Parameters
     ----------
     items : Items
         Images.
     codes : ndarray of int64 of shape (n,)
-        Class indices.
+        Class indices, or another second argument of the loss.
     config : TrainConfig
         Batch size, augmentation and workers.
     preprocessing : Preprocessing
@@ -303,24 +313,30 @@ class TrainingImages:
         self._items = items
         self._config = config
         self._device = device
-        self._evaluation = preprocessing
         self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
-        self._pixels: NDArray[np.uint8] | Tensor | None = None
         interpolation: Interpolation = preprocessing.interpolation
         if config.interpolation != "evaluation":
             interpolation = config.interpolation
         self._augment = TrainTransform(preprocessing, config.crop_scale, interpolation)
+        self._pixels = self._batch_pixels()
+
+    def _batch_pixels(self) -> NDArray[np.uint8] | Tensor | None:
+        """Return the images in memory, on the GPU if they are few.
+
+        None if there are files, or if the filter needs one image at a time.
+        """
         if (
-            isinstance(items, Images)
-            and items.pixels is not None
-            and interpolation in _BATCH_FILTERS
+            not isinstance(self._items, Images)
+            or self._items.pixels is None
+            or self._augment.interpolation not in _BATCH_FILTERS
         ):
-            self._crop = Cropper(self._augment)
-            self._pixels = items.pixels
-            if device.type == "cuda":
-                free = torch.cuda.mem_get_info(device)[0]
-                if items.pixels.nbytes <= _RESIDENT_FRACTION * free:
-                    self._pixels = torch.from_numpy(np.array(items.pixels)).to(device)
+            return None
+        pixels = self._items.pixels
+        if self._device.type == "cuda":
+            free_bytes = torch.cuda.mem_get_info(self._device)[0]
+            if pixels.nbytes <= _MAX_GPU_FRACTION * free_bytes:
+                return torch.from_numpy(np.array(pixels)).to(self._device)
+        return pixels
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -331,7 +347,10 @@ class TrainingImages:
         return -(-len(self) // self._config.batch_size)
 
     def mixup_fractions(self, number: int) -> list[float]:
-        """Return the mixup fraction of every step of an epoch. 1 mixes nothing."""
+        """Return the weight of the first image of a mixed pair, for every step.
+
+        1 mixes nothing. `number` is the epoch, from 0.
+        """
         alpha = self._config.mixup
         if not alpha:
             return [1.0] * self.steps
@@ -341,7 +360,9 @@ class TrainingImages:
         return fractions
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images (n, 3, height, width) and codes (n,) on the device.
+        """Yield images (n, 3, height, width) and codes (n,) of each step of an epoch.
+
+        They are on the device.
 
         Parameters
         ----------
@@ -355,15 +376,18 @@ class TrainingImages:
         if self._pixels is None:
             images = self._loaded(number, order)
         else:
-            images = self._cropped(number, order, order_on_device)
+            images = self._cropped(self._pixels, number, order, order_on_device)
         yield from zip(images, codes)
 
     def _cropped(
-        self, epoch: int, order: Tensor, order_on_device: Tensor
+        self,
+        all_pixels: NDArray[np.uint8] | Tensor,
+        epoch: int,
+        order: Tensor,
+        order_on_device: Tensor,
     ) -> Iterator[Tensor]:
-        """Yield crops of the images in memory."""
-        assert self._pixels is not None
-        height, width = self._pixels.shape[1:3]
+        """Yield batches of crops of the images in memory."""
+        height, width = all_pixels.shape[1:3]
         draws = self._stream("augment", epoch)
         boxes, flips = draw_crops(
             self._config.crop_scale, len(self), height, width, draws
@@ -374,22 +398,23 @@ class TrainingImages:
         cpu_batches = torch.split(order, batch_size)
         device_batches = torch.split(order_on_device, batch_size)
         for cpu_rows, rows in zip(cpu_batches, device_batches):
-            if isinstance(self._pixels, Tensor):
-                pixels = self._pixels[rows]
+            if isinstance(all_pixels, Tensor):
+                pixels = all_pixels[rows]
             else:
-                pixels = torch.from_numpy(self._pixels[cpu_rows.numpy()])
+                pixels = torch.from_numpy(all_pixels[cpu_rows.numpy()])
                 pixels = pixels.to(self._device)
             is_grey = pixels.ndim == 3
             if is_grey:
                 pixels = pixels[..., None].expand(-1, -1, -1, 3)
-            yield self._crop(pixels, boxes[rows], flips[rows])
+            yield self._augment.crop_batch(pixels, boxes[rows], flips[rows])
 
     def _loaded(self, epoch: int, order: Tensor) -> Iterator[Tensor]:
-        """Yield images that are decoded and augmented one by one."""
+        """Yield batches of images that are decoded and augmented one by one."""
         batches = [
             batch.tolist() for batch in torch.split(order, self._config.batch_size)
         ]
-        height, width = self._evaluation.size
+        height, width = self._augment.evaluation.size
+        # Three channels of four bytes.
         batch_bytes = self._config.batch_size * 12 * height * width
         workers = choose_workers(
             self._config.workers, len(batches), self._device, batch_bytes
@@ -405,28 +430,30 @@ class TrainingImages:
                 yield images.to(self._device, non_blocking=True)
 
 
+@dataclass(frozen=True, eq=False)
 class _AugmentedImages(Dataset[Tensor]):
-    """Batches by row numbers. Every image has its own generator."""
+    """Batches of augmented images by row numbers.
 
-    def __init__(
-        self,
-        items: Items,
-        transform: TrainTransform,
-        stream: Callable[[int], torch.Generator],
-    ) -> None:
-        self._items = items
-        self._transform = transform
-        self._stream = stream
+    Parameters
+    ----------
+    items : Items
+        Images.
+    transform : TrainTransform
+        The augmentation.
+    stream : callable
+        Maps the row number of an image to its generator.
+    """
+
+    items: Items
+    transform: TrainTransform
+    stream: Callable[[int], torch.Generator]
 
     def __getitems__(self, rows: list[int]) -> Tensor:
-        return torch.stack(
-            [
-                self._image(row, *item)
-                for row, item in zip(rows, self._items.batch(rows), strict=True)
-            ]
-        )
-
-    def _image(self, row: int, name: str, source: Any) -> Tensor:
-        if isinstance(source, Exception):
-            raise source
-        return self._transform(decode_image(source, name=name), self._stream(row))
+        """Return images (n, 3, height, width), or raise the error of a file."""
+        images = []
+        for row, (name, source) in zip(rows, self.items.batch(rows), strict=True):
+            if isinstance(source, Exception):
+                raise source
+            image = decode_image(source, name=name)
+            images.append(self.transform(image, self.stream(row)))
+        return torch.stack(images)

@@ -38,9 +38,10 @@ def update_command(
     """Teach a model new classes or more samples of known ones, without earlier data.
 
     Up to rounding, the model equals one that learned all data at once. If DATA has
-    train and test splits, only train is used. [bold]rollback[/bold] undoes the update.
-    With --test the accuracy before and after is printed and kept in the history. Data
-    that the model has learned before are refused unless --again is given.
+    train and test splits, only train is learned. [bold]rollback[/bold] undoes the
+    update. With --test the accuracy before and after is printed and kept in the
+    history. If the model has learned DATA before, the command asks, or fails without a
+    terminal, unless --again is given.
 
     For example:
 
@@ -54,17 +55,18 @@ def update_command(
 
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
-    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not
-    confirmed, 2 bad input or known data, and nothing changed, 3 another process is
-    changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip), or the
+    question was answered with no; 2 bad input or known data, and nothing changed; 3
+    another process is changing the model; 130 interrupted and nothing changed.
 
     Parameters
     ----------
     again
-        Learn data again that the model has learned before; they count twice.
+        Learn DATA even if the model has learned it before; its samples then count
+        twice.
     unlabelled
-        Learn samples without labels as their predicted class; forget MODEL --unlabelled
-        undoes it.
+        DATA has no labels: learn each sample as its predicted class. Samples that look
+        unknown are left out. evergrow forget MODEL --unlabelled undoes it.
     """
     if sharding.engine is not None:
         sharding.reject(test=test, unlabelled=unlabelled)
@@ -90,7 +92,15 @@ def update_command(
 
 
 def _confirm_known(error: KnownSamplesError, n_samples: int, as_json: bool) -> None:
-    """Ask whether to learn known samples again. Raise an error unless confirmed."""
+    """Ask whether to learn known samples again.
+
+    Raises
+    ------
+    KnownSamplesError
+        If nobody can answer: with ``--json``, or without a terminal.
+    typer.Abort
+        If the answer is no.
+    """
     samples = plural(n_samples, "sample")
     message = f"These {samples} were learned before and would count twice"
     if not is_interactive(as_json):
@@ -107,6 +117,7 @@ def _update_sharded(
     *,
     wait: bool,
 ) -> Answer:
+    """Learn labelled data shard by shard: ``update --engine``."""
     from evergrow.data import read
 
     source = read(data, columns.data_options(), part="train")
@@ -134,6 +145,7 @@ def _update_unlabelled(
     *,
     wait: bool,
 ) -> Answer:
+    """Learn samples as their predicted class: ``update --unlabelled``."""
     from evergrow.tools.comparison import measured_change
 
     check_paths([data])
@@ -181,17 +193,17 @@ def forget_command(
 
       evergrow forget birds.evg --unlabelled
 
-    Exit codes: 0 forgotten, 2 unknown class (the message has the nearest names) and
-    nothing changed, 3 another process is changing the model, 130 interrupted and
-    nothing changed.
+    Exit codes: 0 forgotten; 2 a class was never learned (the message has the nearest
+    names) and nothing changed; 3 another process is changing the model; 130 interrupted
+    and nothing changed.
 
     Parameters
     ----------
     classes
         Classes to forget.
     unlabelled
-        Remove everything learned by update --unlabelled instead; the model is then, bit
-        for bit, one that never saw it.
+        Instead of classes, remove everything learned by update --unlabelled. The model
+        is then bit for bit the same as without it.
     """
     if bool(classes) == unlabelled:
         raise ParameterError(
@@ -216,14 +228,14 @@ def fade_command(
 ) -> Answer:
     """Reduce the weight of everything learned so far, for classes whose looks change.
 
-    The model then equals one that learned every sample with FACTOR times its weight.
-    Needs no data.
+    The model then equals one that learned every sample with FACTOR times its weight,
+    so that later samples count more. Needs no data.
 
     For example:
 
       evergrow fade birds.evg 0.5
 
-    Exit codes: 0 faded, 2 no model or a factor out of range, and nothing changed, 3
+    Exit codes: 0 faded; 2 no model or a factor out of range, and nothing changed; 3
     another process is changing the model.
 
     Parameters
@@ -249,7 +261,8 @@ def unlearn_command(
     """Remove samples from a model, as if it had never seen them.
 
     DATA holds the samples with the labels that they were learned with. If DATA has
-    train and test splits, only train is used. A class without remaining samples is
+    train and test splits, only train is unlearned. If the model notices that a sample
+    was never learned, nothing is unlearned. A class without remaining samples is
     removed.
 
     For example:
@@ -258,8 +271,8 @@ def unlearn_command(
 
       evergrow unlearn intents.evg withdrawn.csv --json
 
-    Exit codes: 0 unlearned, 2 some samples were never learned or cannot be read, and
-    nothing changed, 3 another process is changing the model, 130 interrupted and
+    Exit codes: 0 unlearned; 2 some samples were never learned or cannot be read, and
+    nothing changed; 3 another process is changing the model; 130 interrupted and
     nothing changed.
     """
     from evergrow.data.inputs import read_labelled
@@ -287,9 +300,10 @@ def rollback_command(
 ) -> Answer:
     """Undo the last change of a model, or the last N.
 
-    The file becomes byte for byte what it was. The folder MODEL.history keeps up to ten
-    earlier states. The oldest are removed if model and history take more than five
-    times the size of the model plus 20 MB. [bold]redo[/bold] undoes a rollback.
+    The file becomes byte for byte the same as before. [bold]log[/bold] lists the
+    changes, and [bold]redo[/bold] undoes a rollback. The folder MODEL.history keeps up
+    to ten earlier states. The oldest are removed when it exceeds four times the size of
+    the model plus 20 MB.
 
     For example:
 
@@ -297,7 +311,7 @@ def rollback_command(
 
       evergrow rollback birds.evg -n 3 --json
 
-    Exit codes: 0 undone, 2 fewer earlier states are kept, and nothing changed, 3
+    Exit codes: 0 undone; 2 fewer than N earlier states are kept, and nothing changed; 3
     another process is changing the model.
 
     Parameters
@@ -314,9 +328,9 @@ def rollback_command(
 def redo_command(
     model: options.ModelFile, n: Number = 1, wait: options.Wait = False
 ) -> Answer:
-    """Undo the last rollback, byte for byte.
+    """Undo the last rollback of a model, or the last N, byte for byte.
 
-    This is possible until the model changes otherwise.
+    This is possible until another command changes the model.
 
     For example:
 
@@ -324,8 +338,8 @@ def redo_command(
 
       evergrow redo birds.evg -n 2 --json
 
-    Exit codes: 0 redone, 2 nothing to redo, and nothing changed, 3 another process is
-    changing the model.
+    Exit codes: 0 redone; 2 fewer than N rollbacks can be undone, and nothing changed; 3
+    another process is changing the model.
 
     Parameters
     ----------
@@ -338,6 +352,7 @@ def redo_command(
 
 
 def _restored_answer(model: Path, record: Change) -> Answer:
+    """Return the answer of a rollback or redo with this record."""
     learner = model_files.load_model(model, lazy=True)
     change = model_files.ModelChange(model, learner, restored=record)
     return change.answer([record.note or "undone"], note=record.note)
@@ -351,7 +366,7 @@ def rename_command(
 ) -> Answer:
     """Rename classes, without data and without a backbone.
 
-    Several pairs are renamed at once, so two classes can swap their names.
+    All pairs are renamed at once, so two classes can swap their names.
 
     For example:
 
@@ -359,9 +374,9 @@ def rename_command(
 
       evergrow rename birds.evg crow raven raven crow --json
 
-    Exit codes: 0 renamed, 2 unknown class or the new name is taken, and nothing
-    changed, 3 another process is changing the model, 130 interrupted and nothing
-    changed.
+    Exit codes: 0 renamed; 2 a class was never learned or another class has the new
+    name, and nothing changed; 3 another process is changing the model; 130 interrupted
+    and nothing changed.
 
     Parameters
     ----------
@@ -401,15 +416,17 @@ def merge_classes_command(
 
       evergrow merge-classes intents.evg refund money_back --into refund --json
 
-    Exit codes: 0 merged, 2 unknown class or only one class, and nothing changed, 3
-    another process is changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 merged; 2 a class was never learned or only one class was named, and
+    nothing changed; 3 another process is changing the model; 130 interrupted and
+    nothing changed.
 
     Parameters
     ----------
     classes
         Classes to merge.
     into : CLASS
-        Name of the merged class; an existing class is merged too.
+        Name of the merged class. If the model has a class of this name, that class is
+        merged too.
     """
     with model_files.changing_model(model, wait=wait, lazy=True) as change:
         learner = change.learner
@@ -439,8 +456,9 @@ def relabel_command(
     """Move samples to another class, as if they had been learned with that label.
 
     If DATA has labels, only the samples labelled --from are moved. If DATA has train
-    and test splits, only train is used. Without labels (a folder of images, a file of
-    texts or features) all samples are moved.
+    and test splits, only train is moved. Without labels (a folder of images, a file of
+    texts or features) all samples are moved. If the model notices that a sample was
+    never learned as --from, nothing is moved.
 
     For example:
 
@@ -448,16 +466,16 @@ def relabel_command(
 
       evergrow relabel intents.evg wrong.csv --from refund --to complaint --json
 
-    Exit codes: 0 moved, 2 some samples were never learned as --from or cannot be read,
-    and nothing changed, 3 another process is changing the model, 130 interrupted and
+    Exit codes: 0 moved; 2 some samples were never learned as --from or cannot be read,
+    and nothing changed; 3 another process is changing the model; 130 interrupted and
     nothing changed.
 
     Parameters
     ----------
     source : CLASS
-        Class that the samples were learned as.
+        Class that the samples were learned as. It is removed if no sample remains.
     target : CLASS
-        Class to move them to; may be new.
+        Class to move them to. It may be new.
     """
     from evergrow.learner.edits import read_movable
 

@@ -1,7 +1,9 @@
-"""Answers of commands, and the text that they consist of: counts, tables, facts."""
+"""Answers of commands, and the text in them: counts, tables, facts and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import sys
@@ -16,7 +18,7 @@ from rich.cells import cell_len
 
 from evergrow.cli.exits import ExitCode, PrintError, print_to_stderr
 from evergrow.core.errors import EvergrowWarning
-from evergrow.core.escaping import one_line, printable
+from evergrow.core.escaping import csv_text, one_line, printable
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,13 @@ class Answer:
     Parameters
     ----------
     values : dict
-        Plain values for ``--json``.
+        What ``--json`` prints, besides the command, the exit code and the warnings.
     lines : list of str
         Lines to print without ``--json``.
     cautions : list of str
         Warnings about the result. Any of them makes the exit code 1.
     code : ExitCode, optional
-        Exit code, if not 0 or 1 by `cautions`.
+        Exit code. By default 1 with `cautions`, else 0.
     done : str
         Sentence on the written file, such as ``"m.evg was written"``. The error message
         contains it if the answer cannot be printed.
@@ -59,7 +61,9 @@ class Answer:
 
 
 def run_and_print(name: str, work: Callable[[], Answer], *, as_json: bool) -> ExitCode:
-    """Run a command, print its answer and return its exit code.
+    """Run a command, print its answer and warnings, and return its exit code.
+
+    Errors of the command are raised.
 
     Parameters
     ----------
@@ -94,7 +98,10 @@ def run_and_print(name: str, work: Callable[[], Answer], *, as_json: bool) -> Ex
 
 @contextmanager
 def _printed_warnings() -> Iterator[list[str]]:
-    """Print each of evergrow's warnings once, on one line. Yield the list of them."""
+    """Print each of evergrow's warnings once, on one line. Yield the list of them.
+
+    The list grows within the block. Other packages' warnings are shown as usual.
+    """
     notes: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", EvergrowWarning)
@@ -128,6 +135,7 @@ def print_json(values: Any) -> None:
     """Print one JSON object in ASCII, which every terminal can show."""
 
     def plain(value: Any) -> Any:
+        """Return arrays as lists, and anything else as text."""
         if hasattr(value, "tolist"):
             return value.tolist()
         return str(value)
@@ -150,7 +158,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names and the number of further ones.
+    """Return the first names, printable, and the number of further ones.
 
     Examples
     --------
@@ -210,6 +218,36 @@ def facts(pairs: Iterable[tuple[str, str]]) -> list[str]:
     kept = [(label, value) for label, value in pairs if value]
     width = max((len(label) for label, _ in kept), default=0)
     return [f"{label:<{width}}  {printable(value)}" for label, value in kept]
+
+
+def csv_lines(
+    header: Sequence[str], rows: Iterable[Iterable[str | float | None]]
+) -> list[str]:
+    """Return the lines of a CSV file.
+
+    None is an empty cell, numbers have six digits, and booleans are true or false.
+
+    Examples
+    --------
+    >>> from evergrow.cli.console import csv_lines
+    >>> csv_lines(["item", "p", "right"], [["a,b", 0.25, True], ["=1", None, False]])
+    ['item,p,right', '"a,b",0.25,true', "'=1,,false"]
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(map(_csv_cell, row) for row in rows)
+    return text.getvalue().removesuffix("\n").split("\n")
+
+
+def _csv_cell(value: str | float | None) -> str:
+    if isinstance(value, str):
+        return csv_text(value)
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value).lower()
 
 
 def percent(value: float | None) -> str:

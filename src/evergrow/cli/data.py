@@ -11,8 +11,9 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table
 from evergrow.cli.exits import ExitCode
+from evergrow.cli.model_files import check_new_folder
 from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning, ParameterError
+from evergrow.core.errors import DataWarning
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
@@ -38,21 +39,23 @@ _FINDINGS = (
 def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
     """Write images of handwritten digits, one folder per class, to try the commands on.
 
-    Example: [bold]evergrow demo --pictures digits[/bold]
+    The folders first (digits 0 to 4) and later (5 to 7) are to be learned, test has
+    other images of these digits, and strange has digits 8 and 9 as unknown classes.
+
+    For example:
+
+      evergrow demo --pictures digits
 
     Parameters
     ----------
     pictures : FOLDER
-        A new or empty folder.
+        New or empty folder to write to.
     """
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    if pictures.exists() and (not pictures.is_dir() or any(pictures.iterdir())):
-        raise ParameterError(
-            f"{pictures} exists; --pictures needs a new or empty folder."
-        )
+    check_new_folder(pictures)
     digits = load_digits()
     pixels = (digits.images * (255 / 16)).astype(np.uint8)
     # Preprocessing crops images, so a frame is added.
@@ -93,9 +96,10 @@ def data_command(
     backbone: str = "auto",
     device: options.Device = "auto",
 ) -> Answer:
-    """Show the kind, classes and sample counts of a data set, and check its labels.
+    """Show the kind, classes and sample counts of a data set.
 
-    The count of training samples is what fit would learn; no test split is drawn.
+    With --check also look for wrong labels, with --try also compare feature levels. The
+    training samples are those that fit would learn.
 
     For example:
 
@@ -105,7 +109,8 @@ def data_command(
 
       evergrow data birds/ --try
 
-    Exit codes: 0 nothing found, 1 --check found something, 2 it cannot be loaded.
+    Exit codes: 0 shown, and --check found nothing; 1 --check found something; 2 the
+    data cannot be read.
 
     Parameters
     ----------
@@ -117,13 +122,14 @@ def data_command(
     root
         Base folder of the image files that a table lists.
     check
-        Look for samples with two labels, samples in both train and test, and wrong
-        labels.
+        Look for samples with two labels, samples in both train and test, labels that
+        look wrong, and unreadable samples.
     levels
-        Try the feature levels fast, rich and best on a subset, for at most two minutes.
+        Measure accuracy and time of the feature levels fast, rich and best on some of
+        the data, in about two minutes.
     backbone
-        Backbone for --try and --check: auto, a name, or none to compare file contents
-        only.
+        Backbone for --try and --check: auto, or a name. With none, --check compares
+        file contents only and finds no wrong labels.
     """
     from evergrow.data import inspect_data
 
@@ -150,9 +156,16 @@ def data_command(
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:
-    """Return the description of a data set as lines."""
+    """Return the description of a data set as lines.
+
+    Parameters
+    ----------
+    report : dict
+        Result of ``evergrow.data.inspect_data(...).to_dict()``.
+    """
 
     def sizes(key: str) -> str:
+        """Return classes with their numbers of training and test samples."""
         return ", ".join(
             f"{name} ({train} + {test})" for name, train, test in report[key]
         )
@@ -178,7 +191,10 @@ def report_lines(report: dict[str, Any]) -> list[str]:
 def _try_levels(
     source: str, data_options: DataOptions, backbone: str, device: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the accuracy and cost of the feature levels, as values and as lines."""
+    """Return the accuracy and cost of the feature levels, as values and as lines.
+
+    The values are the fields of :class:`evergrow.tools.feature_levels.LevelTrial`.
+    """
     from evergrow.data.inputs import read_parts
     from evergrow.tools.feature_levels import try_levels
 
@@ -217,6 +233,11 @@ def _check_data(
         contents only.
     device : str
         Compute device.
+
+    Returns
+    -------
+    DataCheck
+        The findings. Unreadable samples are among them instead of raising.
     """
     from evergrow.data.inputs import read_parts
     from evergrow.tools.data_check import check_samples
@@ -242,7 +263,7 @@ def _check_data(
 
 
 def _check_lines(check: DataCheck) -> list[str]:
-    """Return the counts and the first findings of each kind."""
+    """Return the counts and, as tables, the first findings of each kind."""
     method = "by content"
     if check.backbone:
         method = f"by content and by features of {check.backbone}"

@@ -29,8 +29,8 @@ class WorkerOptions(OptionGroup):
     Parameters
     ----------
     address
-        Address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (find or start
-        one) or local.
+        Address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (find a running one
+        or start one) or local (start one).
     gpus_per_worker
         GPUs of each worker; a fraction shares a GPU.
     """
@@ -50,20 +50,23 @@ class EngineOptions(WorkerOptions):
     Parameters
     ----------
     engine
-        Work shard by shard, on processes of this machine (local) or a Ray cluster
-        (ray); the data may then be an address such as s3://bucket/train/.
+        Work on parts of the data (shards) in parallel, on processes of this machine
+        (local) or a Ray cluster (ray). The data may then be an address such as
+        s3://bucket/train/.
     workers
-        Number of workers.
+        Number of workers. By default 1 (local) or as many as fit on the cluster (ray).
     cpus_per_worker
-        Cores of each worker on a cluster; additional cores decode images.
+        Cores of each worker of ray; cores after the first decode images.
     out_dir
-        Folder of the job; the same command resumes an interrupted job from it.
+        Folder in which fit, update and evaluate keep finished shards; the same command
+        resumes an interrupted job from it.
     shard_rows
         Maximum number of samples in a shard.
     shard_mib
         Maximum size of a shard in MiB.
     first_rows
-        Maximum number of samples from which fit builds the layer.
+        Maximum number of samples from which fit builds the layer, and on which fit and
+        update calibrate.
     """
 
     cpus_per_worker: Rare[int] = 1
@@ -102,6 +105,7 @@ class EngineOptions(WorkerOptions):
         return result
 
     def _create_engine(self, folder: Path, quiet: bool) -> Engine:
+        """Return the selected engine, with `folder` as the folder of the job."""
         from evergrow.engine.engines import LocalEngine, RayEngine
 
         settings: dict[str, Any] = {

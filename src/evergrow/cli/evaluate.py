@@ -10,12 +10,11 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
-from evergrow.cli.model_files import check_target, load_model, skipped_code, write_text
+from evergrow.cli.model_files import check_target, load_model, skipped_code, write_lines
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
     from evergrow.learner.evaluation import Evaluation
-    from evergrow.learner.learner import Learner
     from evergrow.tools.learning_curves import LearningCurve
 
 _MAX_ROWS = 10  # in the tables of classes and of confused pairs
@@ -52,41 +51,47 @@ def evaluate_command(
 
       evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
 
-    Exit codes: 0 done, 1 done but the accuracy is below --min-accuracy or images were
-    left out (--on-error skip), 2 bad input, 130 interrupted.
+    Exit codes: 0 done; 1 done but the accuracy is below --min-accuracy or images were
+    left out (--on-error skip); 2 bad input; 130 interrupted.
 
     Parameters
     ----------
     report
-        HTML page to write, in one file.
+        HTML page to write: all figures, and the most certain wrong predictions.
     unknown : DATA
-        Data of classes that the model has not learned.
+        Data of classes that the model has not learned, to test whether their samples
+        are called unknown.
     min_accuracy
         Exit with code 1 if accuracy is below this.
     curve
-        Also train on parts of DATA and estimate the gain from ten more samples per
-        class.
+        Also train on parts of DATA, and estimate how much accuracy ten more samples per
+        class would add.
     """
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, run)
+    data_options = columns.data_options()
     job = None
     if sharding.engine is not None:
         from evergrow.data import read
 
         sharding.reject(report=report, unknown=unknown, curve=curve)
-        source = read(data, columns.data_options(), part="test")
+        source = read(data, data_options, part="test")
         result, job = sharding.run(
             lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm),
             model=model,
             quiet=run.as_json,
         )
     else:
-        result = _evaluate(
-            learner,
-            data,
-            unknown,
-            columns,
+        from evergrow.data.inputs import read_labelled, read_unknown
+
+        kind = learner.state_.kind
+        unknown_samples = None
+        if unknown is not None:
+            unknown_samples = read_unknown(unknown, kind, options=data_options)
+        result = learner.evaluate(
+            read_labelled(data, "test", kind, data_options),
+            unknown=unknown_samples,
             false_alarm=false_alarm,
             keep_samples=report is not None,
         )
@@ -110,56 +115,36 @@ def evaluate_command(
 
     picture = ""
     if curve:
-        from evergrow.data.inputs import read_labelled
         from evergrow.tools.learning_curves import curve_svg, learning_curve
 
-        samples = read_labelled(
-            data, "train", learner.state_.kind, columns.data_options()
+        found = learning_curve(
+            learner, read_labelled(data, "train", kind, data_options)
         )
-        found = learning_curve(learner, samples)
         lines += _curve_lines(found)
         picture = curve_svg(found)
         values["curve"] = found.to_values()
     done = ""
     if report is not None:
-        from evergrow.cli.evaluation_page import evaluation_page
-
-        page = evaluation_page(
-            result,
-            title=f"{model.stem} on {Path(data).name}",
-            lead=f"Predictions of {model.name} for {data}",
-            picture=picture,
-        )
-        write_text(report, page)
+        _write_report(report, result, model, data, picture)
         lines += ["", f"report in {report}"]
         done = f"{report} was written"
     code = skipped_code(len(result.left_out))
     return Answer(values, lines, cautions, code, done=done)
 
 
-def _evaluate(
-    learner: Learner,
-    data: str,
-    unknown: str | None,
-    columns: options.ColumnOptions,
-    *,
-    false_alarm: float,
-    keep_samples: bool,
-) -> Evaluation:
-    from evergrow.data.inputs import read_labelled, read_unknown
+def _write_report(
+    path: Path, result: Evaluation, model: Path, data: str, picture: str
+) -> None:
+    """Write the page of ``--report``. `picture` is an SVG image or empty."""
+    from evergrow.cli.evaluation_page import evaluation_page
 
-    data_options = columns.data_options()
-    unknown_samples = None
-    if unknown is not None:
-        unknown_samples = read_unknown(
-            unknown, learner.state_.kind, options=data_options
-        )
-    return learner.evaluate(
-        read_labelled(data, "test", learner.state_.kind, data_options),
-        unknown=unknown_samples,
-        false_alarm=false_alarm,
-        keep_samples=keep_samples,
+    page = evaluation_page(
+        result,
+        title=f"{model.stem} on {Path(data).name}",
+        lead=f"Predictions of {model.name} for {data}",
+        picture=picture,
     )
+    write_lines(path, [page])
 
 
 def _evaluation_lines(result: Evaluation) -> list[str]:
@@ -177,6 +162,7 @@ def _evaluation_lines(result: Evaluation) -> list[str]:
 
 
 def _summary_lines(result: Evaluation) -> list[str]:
+    """Return accuracy, detection of unknown samples and duration as labelled values."""
     accuracy = f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
     entries = [
         ("accuracy", accuracy),
@@ -202,6 +188,7 @@ def _summary_lines(result: Evaluation) -> list[str]:
 
 
 def _class_lines(result: Evaluation) -> list[str]:
+    """Return the classes with errors as a table, that with the lowest recall first."""
     from evergrow.cli.evaluation_page import sort_by_recall
 
     tested = [score for score in result.per_class if score.n]
@@ -223,6 +210,7 @@ def _class_lines(result: Evaluation) -> list[str]:
 
 
 def _curve_lines(curve: LearningCurve) -> list[str]:
+    """Return a learning curve as labelled values, after an empty line."""
     points = [
         f"{size}: {percent(accuracy)}"
         for size, accuracy in zip(curve.sizes, curve.accuracy, strict=True)
@@ -233,7 +221,7 @@ def _curve_lines(curve: LearningCurve) -> list[str]:
         estimate += "; more samples would hardly help"
     gained = [
         f"{name} ({percent(value)})"
-        for name, value in curve.classes.items()
+        for name, value in curve.recall_gains.items()
         if value > 0
     ]
     entries = [

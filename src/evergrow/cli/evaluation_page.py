@@ -24,11 +24,12 @@ SHOWN = 240
 
 _MAX_CHARACTERS = 300  # in any text
 _THUMBNAIL_PIXELS = 128
-_MAX_MATRIX_CLASSES = 60
+_MAX_MATRIX_CLASSES = 60  # with more, the page has no confusion matrix
 _MAX_CLASS_ROWS = 1000  # in the table of classes
 
 
 def _short(text: str) -> str:
+    """Return a text without control characters, and cut if it is long."""
     shown = printable(text)
     if len(shown) <= _MAX_CHARACTERS:
         return shown
@@ -36,7 +37,10 @@ def _short(text: str) -> str:
 
 
 def _sample_html(items: Items | None, row: int) -> Markup:
-    """Return a thumbnail or the start of a text, or nothing for other samples."""
+    """Return an HTML element with a thumbnail or the start of a text.
+
+    The result is empty for feature vectors (no items) and unreadable images.
+    """
     if items is None:
         return Markup()
     raw = items.raw(row)
@@ -130,8 +134,20 @@ def _wrong_answers(
 ) -> dict[str, Any]:
     """Return the template variables of the wrong answers.
 
-    ``groups`` has the most confident wrong answers by true class, ``linked`` the cells
-    of the confusion matrix that have one, ``left`` the number of answers not shown.
+    Parameters
+    ----------
+    samples : SampleAnswers or None
+        True and predicted classes of the tested samples, if the evaluation kept them.
+    indices : dict of str to int
+        Rows of the confusion matrix by class.
+
+    Returns
+    -------
+    dict
+        ``groups``: true class, number of its wrong answers, and the most certain of
+        them, the class with most wrong answers first. ``linked``: cells (true,
+        predicted) of the confusion matrix of which an answer is shown. ``left``: number
+        of wrong answers that are not shown; not above 0 if all are.
     """
     if samples is None:
         return {"groups": [], "linked": set(), "left": 0}

@@ -54,14 +54,14 @@ SYNONYMS = {
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands. docs/cli.md describes them."""
+    """Exit codes of all commands, as in docs/cli.md."""
 
     OK = 0
-    LOOK = 1
-    BAD = 2
-    BUSY = 3
+    LOOK = 1  # done, but look at the result
+    BAD = 2  # bad input or arguments
+    BUSY = 3  # another process uses the same file
     BUG = 70
-    UNPRINTED = 74
+    UNPRINTED = 74  # standard output did not accept the answer
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
@@ -85,7 +85,9 @@ class PrintError(Exception):
 
 
 def describe_error(error: BaseException) -> tuple[ExitCode, str, str]:
-    """Return exit code, type and message of an error.
+    """Return exit code, type name and one-line message of an error.
+
+    Any error that is not evergrow's, of the system or of the arguments counts as a bug.
 
     Examples
     --------
@@ -176,7 +178,17 @@ class CommandGroup(TyperGroup):
 
 
 def _exit_with_error(error: Exception, command: str, as_json: bool) -> NoReturn:
-    """Print an error and end the process."""
+    """Print an error and end the process.
+
+    Parameters
+    ----------
+    error : Exception
+        The error.
+    command : str
+        Name of the command, or empty if it is unknown.
+    as_json : bool
+        Also print the error as a JSON object on standard output.
+    """
     if _is_closed_pipe(error):
         discard_buffer(sys.stdout)
         sys.exit(ExitCode.PIPE_CLOSED)
@@ -202,7 +214,10 @@ def _exit_with_error(error: Exception, command: str, as_json: bool) -> NoReturn:
 
 
 def _is_closed_pipe(error: Exception) -> bool:
-    """Return whether the reader of the output stopped, and nothing was written."""
+    """Return whether the program at the end of the pipe stopped reading.
+
+    Not if the command has written a file: then the user must be told of it.
+    """
     cause: Exception = error
     if isinstance(error, PrintError):
         if error.done:

@@ -65,24 +65,27 @@ def features_command(
     the specs of [bold]evergrow lab[/bold]. It has a test split only if the data has one
     or --test-size draws one. A second run on the same data uses the cache.
 
-    With --engine OUT is the folder of the job, and the features are Parquet files in
-    OUT/features, one per shard.
+    With --engine the features are Parquet files in the folder features of --out, one
+    per shard (part of the data), and the same command resumes an interrupted job.
 
-    Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad
-    input or the file exists, and nothing written, 130 interrupted.
+    Exit codes: 0 written; 1 written but items were left out (--on-error skip); 2 bad
+    input, or the file exists and --force is missing, and nothing was written; 130
+    interrupted.
 
     Parameters
     ----------
     data : DATA
         Folder, table, array file or name of a data set.
     out
-        The .npz file to write; with --engine a folder.
+        The .npz file to write; with --engine the folder to write to.
     backbone
         Name of the backbone; auto takes the best one with weights on this machine.
     preset
-        Preprocessing of images: timm, pilot or pilot-cifar.
+        Preprocessing of images: that of the backbone (timm), or that of published
+        results (pilot, pilot-cifar).
     batch_size
-        Number of items per batch.
+        Number of samples that the backbone takes at once. By default 32 on a CPU and
+        128 on a GPU.
     test_size
         Fraction of the samples to draw as a test split, if the data has none.
     force
@@ -148,6 +151,11 @@ def features_command(
 
 
 def _create_backbone(kind: Any, name: str, settings: dict[str, Any]) -> Any:
+    """Create a backbone for samples of a kind; ``"auto"`` takes the best one here.
+
+    `settings` are arguments of :func:`evergrow.features.create_backbone`, among them
+    the ``recipe``, which is checked first.
+    """
     from evergrow.features import best_backbone, create_backbone
     from evergrow.features.recipe import check_recipe
 
@@ -158,6 +166,7 @@ def _create_backbone(kind: Any, name: str, settings: dict[str, Any]) -> Any:
 
 
 def _features_given(data: str) -> InputError:
+    """Return the error for data that needs no backbone."""
     return InputError(f"{data} holds features already; name images or texts.")
 
 
@@ -172,6 +181,7 @@ def _extract_sharded(
     batch_size: int | None,
     started: float,
 ) -> Answer:
+    """Write features shard by shard to a folder: ``features --engine``."""
     from evergrow.data import read
 
     source = read(data, columns.data_options(), part="all")
@@ -228,8 +238,8 @@ def clear_command(
 ) -> Answer:
     """Remove all cached features or old ones, except those in use.
 
-    Exit codes: 0 all removed, 1 not confirmed, 2 wrong arguments, 3 some are in use by
-    another process and were kept.
+    Exit codes: 0 all removed; 1 not confirmed, and nothing was removed; 2 wrong
+    arguments; 3 some are in use by another process and were kept.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
 
@@ -40,8 +41,8 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    If DATA has train and test splits, only train is used; otherwise everything except
-    --holdout.
+    If DATA has train and test splits, only train is learned. Otherwise everything is
+    learned except the samples of --holdout.
 
     For example:
 
@@ -55,13 +56,13 @@ def fit_command(
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
-    With --engine the model is the same, but it learns shard by shard. The folder
-    MODEL.engine (or --set out_dir=...) keeps finished shards, and the same command
-    resumes an interrupted job.
+    With --engine the model is the same, but it learns shard by shard; a shard is a part
+    of the data. The folder MODEL.engine, or --set out_dir=..., keeps finished shards,
+    and the same command resumes an interrupted job. MODEL.engine is removed at the end.
 
-    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad
-    input or the model exists, and nothing written, 3 another process is changing the
-    model, 130 interrupted and nothing written.
+    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip); 2 bad
+    input, or the model exists and --force is missing, and nothing was written; 3
+    another process is changing the model; 130 interrupted and nothing was written.
 
     Parameters
     ----------
@@ -71,19 +72,21 @@ def fit_command(
         Name of the backbone, such as tf_efficientnet_lite0; auto takes the best one
         with weights on this machine.
     method
-        Name of the head; evergrow lab methods lists all.
+        Name of the classifier; evergrow lab methods lists all.
     adapt
-        Train a tuner on the images first: ssf, adapter, lora, vpt-deep or vpt-shallow.
+        First adapt the backbone to the images, by training a tuner: ssf, adapter, lora,
+        vpt-deep or vpt-shallow.
     epochs
         Epochs of --adapt (20).
     preset
-        Preprocessing of images: timm, pilot or pilot-cifar.
+        Preprocessing of images: that of the backbone (timm), or that of published
+        results (pilot, pilot-cifar).
     units
-        Width of the random layer; 0 for no layer.
+        Number of random units; 0 for none. By default 3,000, fewer for short features.
     seed
-        Random seed of the layer, --adapt and --holdout.
+        Random seed of the random units, --adapt and --holdout.
     holdout
-        Fraction of each class to hold out and test on, 0 to below 1.
+        Fraction of each class that is not learned but tested on, 0 to below 1.
     force
         Replace an existing model; rollback restores it.
     """
@@ -114,7 +117,6 @@ def fit_command(
         if holdout:
             samples, test_data = _split(samples, holdout, seed)
     from evergrow.learner.learner import Learner
-    from evergrow.learner.modelfile import commit
     from evergrow.tools.comparison import measured_change
 
     learner = Learner(
@@ -125,6 +127,7 @@ def fit_command(
         options=None if units is None else {"n_units": units},
         preset=preset,
         random_state=seed,
+        # A new learner takes "auto" as its device, a loaded one None.
         **{**run.load_settings(), "device": run.device},
     )
     change = model_files.ModelChange(model, learner)
@@ -132,21 +135,11 @@ def fit_command(
         from evergrow.data import read
 
         source = read(data, columns.data_options(), part="train")
-
-        def job(engine: Engine) -> JobReport:
-            report = engine.fit(learner, source)
-            change.dropped = commit(model, learner).dropped
-            return report
-
-        report = sharding.run(job, model=model, quiet=run.as_json)
-        more: dict[str, Any] = {
-            "engine": report.to_values(),
-            "cautions": report.summary(),
-        }
+        more = _fit_sharded(change, source, sharding, quiet=run.as_json)
     else:
         with measured_change(learner, test_data, columns.data_options()):
             learner.fit(samples)
-        change.dropped = commit(model, learner).dropped
+        change.commit()
         more = {
             "test": change.tested,
             "code": model_files.skipped_code(len(samples) - change.record.samples),
@@ -155,8 +148,30 @@ def fit_command(
     return _answer(change, more)
 
 
+def _fit_sharded(
+    change: model_files.ModelChange,
+    source: Source,
+    sharding: EngineOptions,
+    *,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Fit and commit the model of a change shard by shard: ``fit --engine``.
+
+    Returns further arguments of the answer.
+    """
+
+    def job(engine: Engine) -> JobReport:
+        report = engine.fit(change.learner, source)
+        # Within the job, whose folder is removed only after the model was written.
+        change.commit()
+        return report
+
+    report = sharding.run(job, model=change.path, quiet=quiet)
+    return {"engine": report.to_values(), "cautions": report.summary()}
+
+
 def _adaptation(tuner: str | None, epochs: int | None) -> Any:
-    """Return the settings of ``--adapt``."""
+    """Return the settings of ``--adapt`` (an AdaptConfig), or None without it."""
     if tuner is None:
         return None
     from evergrow.adapt.fsa import adaptation_config
@@ -168,7 +183,7 @@ def _adaptation(tuner: str | None, epochs: int | None) -> Any:
 
 
 def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
-    """Return the training samples and the held-out samples."""
+    """Return training and held-out samples, with the same fraction of each class."""
     import numpy as np
 
     from evergrow.data.class_labels import stratified_split
@@ -181,6 +196,7 @@ def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
 
 
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
+    """Return the answer of ``fit``. `more` are further arguments of its answer."""
     info = change.learner.state_.describe()
     spec = info["backbone"] or {}
     adaptation = info["adaptation"]

@@ -39,7 +39,7 @@ Revision = Annotated[
 def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     """Show the classes, layer, backbone, preprocessing and history of a model.
 
-    Does not load the backbone.
+    Reads the file only, and does not load the backbone.
 
     For example:
 
@@ -47,12 +47,12 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
 
       evergrow inspect birds.evg --full --json
 
-    Exit codes: 0 shown, 2 no model or a damaged one.
+    Exit codes: 0 shown; 2 no model, a damaged one, or one of a newer version.
 
     Parameters
     ----------
     full
-        List all classes and all changes.
+        List all classes and all changes, not only the first 20 and the last 10.
     """
     from evergrow.learner.modelfile import history
 
@@ -76,7 +76,17 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
 
 
 def _model_facts(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
-    """Return labels and values. Labels with empty values are not shown."""
+    """Return labels and values that describe a model.
+
+    Those with empty values are not shown.
+
+    Parameters
+    ----------
+    info : dict
+        Result of :meth:`evergrow.learner.snapshot.Snapshot.describe`.
+    size : int
+        Bytes of the model file.
+    """
     method = info["method"]
     for name, value in info["options"].items():
         method += f", {name} = {value}"
@@ -112,6 +122,7 @@ def _model_facts(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
 
 
 def _backbone_facts(spec: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return labels and values of the entry ``backbone`` of a description."""
     if spec is None:
         return [("backbone", "none: samples are feature vectors")]
     source = str(spec["weights"]).partition(":")[0]
@@ -126,6 +137,7 @@ def _backbone_facts(spec: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _novelty_note(novelty: dict[str, Any] | None) -> str:
+    """Return when samples are called unknown: the entry ``novelty`` as text."""
     if novelty is None:
         return "not calibrated"
     samples = plural(novelty["calibrated_on"], "held-out sample")
@@ -136,6 +148,7 @@ def _novelty_note(novelty: dict[str, Any] | None) -> str:
 
 
 def _short(value: Any) -> str:
+    """Return a setting of the preprocessing, such as 224x224 or 0.485x0.456x0.406."""
     if isinstance(value, (list, tuple)):
         return "x".join(_short(item) for item in value)
     if isinstance(value, float):
@@ -149,10 +162,11 @@ def log_command(
     n: Annotated[int, typer.Option("--number", "-n", min=1)] = 20,
     full: bool = False,
 ) -> Answer:
-    """List the changes of a model, the latest first: author, time, change, accuracy.
+    """List the changes of a model, the latest first: time, author, change, accuracy.
 
     Changes that were rolled back stay in the list. The environment variable
-    [bold]EVERGROW_AUTHOR[/bold] sets the author of changes.
+    [bold]EVERGROW_AUTHOR[/bold] sets the author of later changes; if it is empty, none
+    is stored.
 
     For example:
 
@@ -160,12 +174,12 @@ def log_command(
 
       evergrow log birds.evg --full --json
 
-    Exit codes: 0 listed, 2 no model or a damaged one.
+    Exit codes: 0 listed; 2 no model or a damaged one.
 
     Parameters
     ----------
     n
-        Number of changes to list.
+        Maximum number of changes to list.
     full
         List all changes.
     """
@@ -184,7 +198,15 @@ def log_command(
 
 
 def _history_lines(changes: Sequence[Change], most: int | None) -> list[str]:
-    """Return the latest changes as a table, the last one first."""
+    """Return the latest changes as a table, the last one first.
+
+    Parameters
+    ----------
+    changes : sequence of Change
+        All changes, the last one at the end.
+    most : int or None
+        Maximum number of changes to show; None shows all.
+    """
     shown = changes if most is None else changes[-most:]
     rows = [
         [
@@ -206,7 +228,7 @@ def _history_lines(changes: Sequence[Change], most: int | None) -> list[str]:
 
 
 def _change_details(change: Change) -> str:
-    """Return the classes, the accuracy and the note of a change."""
+    """Return the classes, the accuracy and the note of a change in one line."""
     details = []
     if change.names:
         pairs = [f"{old} -> {new}" for old, new in change.names.items()]
@@ -236,8 +258,9 @@ def diff_command(
 ) -> Answer:
     """Compare two models, or two revisions of one: classes, samples and accuracy.
 
-    If the data has train and test splits, only test is used. If the second model
-    descends from the first, predictions of the first appear under the current class
+    MODEL@3 is revision 3 of a model, if its history still keeps it. If the data has
+    train and test splits, only test is used. If the second model descends from the
+    first and classes were renamed since, predictions of the first appear under the new
     names.
 
     For example:
@@ -246,15 +269,15 @@ def diff_command(
 
       evergrow diff monday.evg friday.evg --json
 
-    Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130
-    interrupted.
+    Exit codes: 0 compared, also if there are differences; 2 no model, a revision that
+    is not kept, or bad data; 130 interrupted.
 
     Parameters
     ----------
     data : DATA
         Labelled data on which to compare accuracy and predictions.
     full
-        List all classes and all changed predictions.
+        List all classes and all changed predictions, not only the first 20.
     """
     from evergrow.data.inputs import read_labelled
     from evergrow.tools.comparison import compare_learners
@@ -304,6 +327,10 @@ def _open_revision(name: str, run: options.ImageOptions, *, lazy: bool) -> Learn
 def _difference_facts(
     names: tuple[str, str], models: Sequence[Learner], found: Comparison
 ) -> list[tuple[str, str]]:
+    """Return labels and values: the size of both models, and classes of one only.
+
+    `names` are the models as typed.
+    """
     entries = []
     for name, learner in zip(names, models, strict=True):
         classes = plural(len(learner.classes_), "class", "classes")
@@ -320,7 +347,10 @@ def _difference_facts(
 
 
 def _accuracy_lines(found: Comparison, *, full: bool) -> list[str]:
-    """Return the accuracies, classes whose recall differs, and changed predictions."""
+    """Return accuracies, then tables of changed recalls and changed predictions.
+
+    `full` shows all rows of the tables. The comparison was measured on data.
+    """
     accuracies = [
         f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
         for result in found.results or ()
@@ -352,6 +382,7 @@ def _accuracy_lines(found: Comparison, *, full: bool) -> list[str]:
 
 
 def _verdict(entry: ChangedAnswer) -> str:
+    """Return whether a changed prediction became right or wrong."""
     if entry.second == entry.label:
         return "now right"
     if entry.first == entry.label:

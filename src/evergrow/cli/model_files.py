@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,17 @@ REPLACING = (
 def load_model(
     path: Path, run: BackboneOptions = DEFAULT_BACKBONE, *, lazy: bool = False
 ) -> Learner:
-    """Load a model for reading. A lazy one imports torch only for predictions."""
+    """Load a model for reading.
+
+    Parameters
+    ----------
+    path : Path
+        The model file.
+    run : BackboneOptions
+        How to run the backbone.
+    lazy : bool, default=False
+        Import torch only when the model predicts.
+    """
     from evergrow.learner.modelfile import open_model
 
     return open_model(path, lazy=lazy, **run.load_settings())
@@ -47,7 +57,8 @@ class ModelChange:
     seconds : float
         Duration of the change.
     restored : Change, optional
-        The record of a rollback or redo.
+        The record of a rollback or redo. By default the change is the latest one in the
+        history of the model.
     dropped : tuple of int
         Revisions that this change removed from the history.
     """
@@ -65,10 +76,16 @@ class ModelChange:
 
     @property
     def tested(self) -> dict[str, Any] | None:
-        """Accuracy on test data before and after, or None without test data."""
+        """Accuracy on test data before and after, for JSON. None without test data."""
         if self.record.tested is None:
             return None
         return self.record.tested.to_dict()
+
+    def commit(self) -> None:
+        """Write the model to its file, as a new revision in the history."""
+        from evergrow.learner.modelfile import commit
+
+        self.dropped = commit(self.path, self.learner).dropped
 
     def answer(
         self,
@@ -77,16 +94,16 @@ class ModelChange:
         code: ExitCode | None = None,
         **values: Any,
     ) -> Answer:
-        """Return the answer of the command.
+        """Return the answer of the command: the change, then the model after it.
 
         Parameters
         ----------
         lines : sequence of str
             Description of the change.
         cautions, code
-            As for :class:`Answer`.
+            As for :class:`~evergrow.cli.console.Answer`.
         **values
-            Further values for ``--json``.
+            Further values for ``--json``. They replace values of the same name.
         """
         learner = self.learner
         all_values = {
@@ -116,7 +133,10 @@ def changing_model(
     wait: bool = False,
     lazy: bool = False,
 ) -> Iterator[ModelChange]:
-    """Lock a model file and yield the model. Solve and commit it unless an error rises.
+    """Lock a model file, and commit the changes that the block makes to the model.
+
+    If the block raises an error, the file stays as it is. Yields a
+    :class:`ModelChange`; its ``seconds`` and ``dropped`` are set at the end.
 
     Parameters
     ----------
@@ -127,9 +147,10 @@ def changing_model(
     wait : bool, default=False
         Wait for another process instead of raising :class:`BusyError`.
     lazy : bool, default=False
-        Load and commit without torch. The model is not solved.
+        Load and commit without torch, for changes of names only. The class weights are
+        not solved before the commit.
     """
-    from evergrow.learner.modelfile import commit, locked_model
+    from evergrow.learner.modelfile import locked_model
 
     with locked_model(path, wait=wait, lazy=lazy, **run.load_settings()) as learner:
         started = time.perf_counter()
@@ -139,14 +160,14 @@ def changing_model(
             from evergrow.learner import settle
 
             settle(learner)  # so that predictions need no solving
-        change.dropped = commit(path, learner).dropped
+        change.commit()
         change.seconds = time.perf_counter() - started
 
 
 def check_target(
     name: str, path: Path, *, force: bool = True, existing: str = "--force replaces it"
 ) -> None:
-    """Raise an error if a file cannot be written.
+    """Raise an error if a file cannot be written, before any work is done.
 
     Parameters
     ----------
@@ -157,7 +178,14 @@ def check_target(
     force : bool, default=True
         Allow an existing file to be replaced.
     existing : str
-        Advice in the message if the file exists.
+        Advice in the message if the file exists and `force` is false.
+
+    Raises
+    ------
+    ParameterError
+        If the path is a folder, its folder is missing, or the file exists.
+    PathError
+        If permissions do not allow to write the file.
     """
     if path.is_dir():
         raise ParameterError(f"{path} is a folder; name a file for {name}.")
@@ -180,30 +208,45 @@ def check_target(
         ) from error
 
 
-def write_text(path: Path, text: str) -> None:
+def check_new_folder(folder: Path) -> None:
+    """Raise :class:`ParameterError` unless a folder is empty or does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ParameterError(
+            f"{folder} exists and is not empty; name a new or empty folder."
+        )
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file in one step."""
     from evergrow.core.files import atomic_path
 
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def model_line(path: Path, learner: Learner) -> str:
-    """Return the number of classes and samples of a model."""
+    """Return a line with the number of classes and samples of a model."""
     classes = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.state_.label_counts.values()), "sample")
     return f"{path} knows {classes} from {samples} (revision {learner.state_.revision})"
 
 
 def learned_line(change: ModelChange) -> str:
-    """Return the number of learned samples and the new classes."""
+    """Return a line with the number of learned samples and the new classes."""
     samples = plural(change.record.samples, "sample")
     classes = classes_note(change.record.classes, "new")
     return f"learned {samples}{classes} in {change.seconds:.1f} s"
 
 
 def classes_note(classes: Sequence[str], what: str) -> str:
-    """Return classes in brackets, or nothing without classes."""
+    """Return classes in brackets, or nothing without classes.
+
+    Examples
+    --------
+    >>> from evergrow.cli.model_files import classes_note
+    >>> classes_note(["crow", "jay"], "new")
+    ' (2 new classes: crow, jay)'
+    """
     if not classes:
         return ""
     count = plural(len(classes), f"{what} class", f"{what} classes")
@@ -233,7 +276,14 @@ def dropped_lines(revisions: Sequence[int]) -> list[str]:
 
 
 def recipe_note(spec: dict[str, Any] | None) -> str:
-    """Return the blocks of a feature recipe, their widths, and why they were chosen.
+    """Return the feature blocks of a backbone, their widths, and why they were chosen.
+
+    Parameters
+    ----------
+    spec : dict or None
+        The entry ``backbone`` of
+        :meth:`evergrow.learner.snapshot.Snapshot.describe`. Empty text is returned for
+        None, and for a backbone without a recipe.
 
     Examples
     --------
@@ -260,15 +310,18 @@ def adapted_note(adaptation: dict[str, Any]) -> str:
     ----------
     adaptation : dict
         The entry ``adaptation`` of
-        :meth:`evergrow.learner.snapshot.Snapshot.describe`. Its ``training`` is empty
-        if the record of the training is missing.
+        :meth:`evergrow.learner.snapshot.Snapshot.describe`: ``tuner``,
+        ``n_parameters``, ``backbone`` with a ``name``, and ``training`` with
+        ``epochs``, ``seconds``, ``first_loss`` and ``last_loss``. ``training`` is empty
+        if the file has no record of it.
 
     Examples
     --------
     >>> from evergrow.cli.model_files import adapted_note
-    >>> tuner = {"tuner": "ssf", "n_parameters": 1200, "training": {}}
-    >>> adapted_note({**tuner, "backbone": {"name": "vit"}})
-    'ssf, 1,200 parameters on vit'
+    >>> training = {"epochs": 5, "seconds": 2.0, "first_loss": 1.2, "last_loss": 0.3}
+    >>> adaptation = {"tuner": "ssf", "n_parameters": 1200, "training": training}
+    >>> adapted_note({**adaptation, "backbone": {"name": "vit"}})
+    'ssf, 1,200 parameters on vit, trained for 5 epochs in 2.0 s, loss 1.2 to 0.3'
     """
     tuner = adaptation["tuner"]
     backbone = adaptation["backbone"]["name"]
@@ -284,7 +337,11 @@ def adapted_note(adaptation: dict[str, Any]) -> str:
 
 
 def tested_lines(change: ModelChange) -> list[str]:
-    """Return the accuracy before and after, and classes that need attention."""
+    """Return the accuracy before and after a change, and classes to look at.
+
+    These are classes whose recall fell, and classes with few samples. Without test data
+    there are no lines.
+    """
     from evergrow.learner.label_types import few_samples
 
     found = change.record.tested
@@ -316,7 +373,7 @@ def tested_lines(change: ModelChange) -> list[str]:
 
 
 def can_reject_unknown(learner: Learner) -> bool:
-    """Return whether a model can reject unknown samples. Print a note if it cannot."""
+    """Return whether a model can call samples unknown. Print a note if it cannot."""
     if learner.state_.describe()["novelty"] is not None:
         return True
     note_line(
@@ -341,5 +398,8 @@ def note_few_samples(learner: Learner) -> None:
 
 
 def skipped_code(n_skipped: int) -> ExitCode | None:
-    """Return exit code 1 if unreadable samples were left out. A warning names them."""
+    """Return exit code 1 if unreadable samples were left out, else None.
+
+    Reading has already printed a warning that names them.
+    """
     return ExitCode.LOOK if n_skipped else None

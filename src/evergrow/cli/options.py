@@ -40,19 +40,23 @@ FalseAlarm = Annotated[
     typer.Option(
         min=0,
         max=1,
-        help="Fraction of known samples that may be called unknown, 0 to 1.",
+        help="Accepted fraction of known samples that are called unknown, 0 to 1.",
     ),
 ]
 
 Wait = Annotated[
-    bool, typer.Option(help="Wait if another process is changing the model.")
+    bool,
+    typer.Option(
+        help="Wait if another process is changing the model, instead of exiting with 3."
+    ),
 ]
 
 TestData = Annotated[
     str | None,
     typer.Option(
         metavar="DATA",
-        help="Labelled data to measure the accuracy on, before and after the change.",
+        help="Labelled data on which to measure the accuracy after the change, and "
+        "before it if there was a model.",
     ),
 ]
 
@@ -106,9 +110,10 @@ class BackboneOptions(OptionGroup):
     Parameters
     ----------
     cache
-        Keep extracted features in the cache (true or false).
+        Keep extracted features in the cache and take them from there (true or false).
     weights
-        Backbone weights, if they moved: a file, bundled, hub or random.
+        Where the backbone weights are now: a file, bundled (in an installed package),
+        hub, or random (to draw them). By default the place in the model file.
     """
 
     device: Device = "auto"
@@ -117,7 +122,7 @@ class BackboneOptions(OptionGroup):
     as_json: Json = False
 
     def load_settings(self) -> dict[str, Any]:
-        """Return the keyword arguments of :meth:`evergrow.Learner.load`."""
+        """Return arguments of :meth:`evergrow.Learner.load`, without the path."""
         return {
             "weights": self.weights,
             "device": None if self.device == "auto" else self.device,
@@ -126,7 +131,10 @@ class BackboneOptions(OptionGroup):
         }
 
     def encode_settings(self) -> dict[str, Any]:
-        """Return the settings of the encoder. With ``--json`` it shows no progress."""
+        """Return settings of :class:`evergrow.features.encoding.EncodeConfig`.
+
+        ``progress`` is whether to show a bar: at a terminal, and not with ``--json``.
+        """
         return {"progress": not self.as_json and sys.stderr.isatty()}
 
 
@@ -137,13 +145,14 @@ class ImageOptions(BackboneOptions):
     Parameters
     ----------
     on_error
-        raise stops at an unreadable image; skip leaves it out and reports it.
+        raise stops at an unreadable image, and nothing is written; skip leaves it out
+        and reports it.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
 
     def encode_settings(self) -> dict[str, Any]:
-        """Return the settings of the encoder."""
+        """Return settings of the encoder, with ``on_error``."""
         return {**super().encode_settings(), "on_error": self.on_error}
 
 

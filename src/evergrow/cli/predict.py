@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, percent, plural, table
+from evergrow.cli.console import Answer, csv_lines, percent, plural, table
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
@@ -20,14 +18,14 @@ from evergrow.cli.model_files import (
     load_model,
     note_few_samples,
     skipped_code,
-    write_text,
+    write_lines,
 )
 from evergrow.cli.registry import command
 from evergrow.cli.samples import STDIN, NamedSamples, check_paths, read_samples
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
+    from evergrow.engine.job import JobReport
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
@@ -66,11 +64,11 @@ def predict_command(
       evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out
       answers/
 
-    With --engine the samples are processed in shards, and the predictions are Parquet
-    files in the folder predict of --out, one per shard.
+    With --engine, ITEMS is one folder, file or address, processed in shards (parts).
+    The predictions are Parquet files in the folder predict of --out, one per shard.
 
-    Exit codes: 0 predicted, 1 predicted but some samples could not be read (--on-error
-    skip), 2 bad input, 130 interrupted.
+    Exit codes: 0 predicted; 1 predicted but some samples could not be read (--on-error
+    skip); 2 bad input; 130 interrupted.
 
     Parameters
     ----------
@@ -86,9 +84,10 @@ def predict_command(
         Answer "unknown" for samples that look like no learned class: (unknown) in
         tables, an empty class in CSV, null in JSON.
     format
-        Format of the printed predictions, or of the file --out.
+        Format of the printed predictions, or of the file --out. With --json the printed
+        predictions are JSON.
     out
-        File to write; with --engine the folder of the job.
+        File to write instead of printing; with --engine the folder to write to.
     root
         Folder that Label Studio serves images from, for --format label-studio.
     """
@@ -131,7 +130,7 @@ def predict_command(
     elif format == "jsonl":
         lines = [json.dumps(row) for row in rows]
     elif format == "csv":
-        lines = _csv_lines(rows, found.measure)
+        lines = _prediction_csv(rows, found.measure)
     else:
         lines = _table_lines(rows, found.measure)
 
@@ -143,7 +142,7 @@ def predict_command(
     }
     if out is None:
         return Answer({**values, "predictions": rows}, lines, code=code)
-    write_text(out, "\n".join(lines) + "\n")
+    write_lines(out, lines)
     return Answer(
         {**values, "out": str(out)},
         [f"{plural(len(rows), 'answer')} in {out}"],
@@ -152,7 +151,8 @@ def predict_command(
     )
 
 
-def _sharded_answer(model: Path, folder: str, report: Any) -> Answer:
+def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
+    """Return the answer for predictions that workers wrote to a folder."""
     job = report.to_values()
     values = {
         "model": str(model),
@@ -170,16 +170,22 @@ def prediction_rows(
 ) -> list[dict[str, Any]]:
     """Return one row of plain values per prediction.
 
-    An unknown sample has the class None and a nearest class.
-
     Parameters
     ----------
     found : Answers
         Predictions of a learner.
     names : sequence of str
-        Display names of all samples.
+        Display names of all samples, readable or not.
     top : int
         Number of classes in each row.
+
+    Returns
+    -------
+    list of dict
+        ``item``, ``class``, its ``probability`` (or ``score``, of methods without
+        probabilities) and ``top``, the likeliest classes with their values. If novelty
+        was measured also ``unknown``, ``novelty``, ``threshold`` and ``nearest``, the
+        likeliest class with its value; class and value of an unknown sample are None.
     """
     rows = []
     for index, ranked_columns in enumerate(found.ranked(top).tolist()):
@@ -208,7 +214,7 @@ def prediction_rows(
     return rows
 
 
-def _csv_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
+def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     """Return predictions as CSV: the header, then one line per prediction.
 
     Parameters
@@ -217,10 +223,10 @@ def _csv_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
         Result of :func:`prediction_rows`. All have the same keys, and so the same
         columns.
     measure : {"probability", "score"}
-        What the class values are.
+        Kind of the class values.
     """
     names = ["item", "class", measure, "unknown", "novelty", "threshold"]
-    lines = []
+    cells_of_rows = []
     for row in rows:
         cells = {name: row[name] for name in names if name in row}
         for name, value in row.get("nearest", {}).items():
@@ -229,34 +235,26 @@ def _csv_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
             for rank, entry in enumerate(row["top"], 1):
                 for name, value in entry.items():
                     cells[f"{name}_{rank}"] = value
-        lines.append(cells)
-    header = list(lines[0]) if lines else names[:3]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(map(_csv_cell, cells.values()) for cells in lines)
-    return text.getvalue().removesuffix("\n").split("\n")
-
-
-def _csv_cell(value: Any) -> str:
-    """Return a CSV cell: empty for None, six digits, and ``true`` or ``false``."""
-    if isinstance(value, str):
-        return csv_text(value)
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value).lower()
+        cells_of_rows.append(cells)
+    header = list(cells_of_rows[0]) if rows else names[:3]
+    return csv_lines(header, [cells.values() for cells in cells_of_rows])
 
 
 def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return predictions as a table.
+    """Return predictions as a table, with one line per class of a sample.
 
-    If a sample is unknown, further columns have the novelty and the nearest class. The
-    probability of the nearest class is not the probability of "unknown".
+    If a sample is unknown, further columns have the novelty and the nearest class.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Result of :func:`prediction_rows`.
+    measure : {"probability", "score"}
+        Kind of the class values.
     """
 
     def shown(entry: dict[str, Any]) -> list[str]:
+        """Return class and value of an entry of ``top`` as text."""
         value = entry[measure]
         if measure == "probability":
             return [entry["class"], percent(value)]
@@ -272,6 +270,7 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
             prediction = shown(entry)
             nearest = ""
             if row["class"] is None:
+                # The likeliest classes of an unknown sample are not its prediction.
                 nearest = " ".join(prediction)
                 prediction = ["(unknown)" if rank == 0 else "", ""]
             line = [row["item"] if rank == 0 else "", *prediction]
@@ -293,7 +292,28 @@ def _review_lines(
     title: str,
     root: Path,
 ) -> list[str]:
-    """Return predictions as the lines of a file for an annotation tool."""
+    """Return predictions as the lines of a file for an annotation tool.
+
+    Parameters
+    ----------
+    format : {"label-studio", "fiftyone"}
+        The tool.
+    learner : Learner
+        Supplies the kind of the samples.
+    samples : (object, list of str)
+        Samples and display names, from :func:`~evergrow.cli.samples.read_samples`.
+    found : Answers
+        The predictions.
+    title : str
+        Model version that Label Studio shows.
+    root : Path
+        Folder that Label Studio serves images from.
+
+    Raises
+    ------
+    InputError
+        If the tool cannot show samples of this kind.
+    """
     from evergrow.export.review import fiftyone_labels, label_studio_tasks
 
     kind = learner.state_.kind

@@ -122,7 +122,10 @@ def command_group(name: str, help: str) -> None:
 
 
 def build_app() -> typer.Typer:
-    """Import all modules with commands and return the application."""
+    """Import all modules with commands, and plugins, and return the application.
+
+    Commands of a group, such as ``lab run``, become subcommands of the group.
+    """
     for module in MODULES:
         importlib.import_module(f"evergrow.cli.{module}")
     load_plugins("evergrow.commands")
@@ -156,6 +159,7 @@ def build_app() -> typer.Typer:
 
 
 def _add_group(app: typer.Typer, name: str) -> typer.Typer:
+    """Add an application for the commands of a group, and return it."""
     group = typer.Typer(
         help=GROUPS.get(name), no_args_is_help=True, rich_markup_mode="rich"
     )
@@ -198,19 +202,24 @@ class FileCommand(TyperCommand):
                 check_source(ctx.params["data"])
         return super().invoke(ctx)
 
-    def _model_paths(self, ctx: Any) -> Iterator[Any]:
+    def _model_paths(self, ctx: Any) -> list[Any]:
+        """Return the model files that the command reads. --model of fit is written."""
         for parameter in self.params:
-            if parameter.name is None:
-                continue
-            value = ctx.params.get(parameter.name)
-            if parameter.metavar == "MODEL MODEL...":
-                yield from value
-            elif parameter.name == "model" and parameter.metavar == "MODEL" and value:
-                yield value
+            if parameter.metavar == "MODEL" and parameter.name == "model":
+                model = ctx.params["model"]
+                return [] if model is None else [model]
+            if parameter.name == "models":
+                return list(ctx.params["models"])
+        return []
 
 
 def _typer_function(entry: Command) -> Callable[..., None]:
-    """Return a function for typer that runs a command, prints its answer and exits."""
+    """Return a function for typer that runs a command, prints its answer and exits.
+
+    Its parameters are the options of the command and of its option groups, in a
+    signature made here, because typer reads signatures. Rare options become one option
+    ``--set``.
+    """
     groups = {
         name: kind
         for name, kind in _type_hints(entry.function).items()
@@ -272,6 +281,7 @@ def _is_group(kind: Any) -> bool:
 
 
 def _type_hints(owner: Any) -> dict[str, Any]:
+    """Return the annotations of a function or an option group, with their metadata."""
     if isinstance(owner, type):
         return typing.get_type_hints(owner, include_extras=True)
     # In Python 3.10 typing.get_type_hints hides the metadata of a parameter whose
@@ -280,7 +290,18 @@ def _type_hints(owner: Any) -> dict[str, Any]:
 
 
 def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
-    """Yield the options of a command or an option group with their help texts."""
+    """Yield the options of a command or an option group with their help texts.
+
+    Options of a group within a command stand in the place of the group.
+
+    Yields
+    ------
+    option : inspect.Parameter
+        Its annotation is ``Annotated[kind, info]`` with typer's info, or
+        ``Annotated[kind, RARE]``.
+    text : str
+        Help text from the docstring.
+    """
     hints = _type_hints(owner)
     texts = _inherited_texts(owner)
     for name, parameter in inspect.signature(owner).parameters.items():
@@ -314,7 +335,18 @@ def _inherited_texts(owner: Any) -> dict[str, tuple[str, str]]:
 def _typer_info(
     parameter: inspect.Parameter, metadata: Sequence[Any], metavar: str, text: str
 ) -> Any:
-    """Return the typer description of an option or argument."""
+    """Return typer's description of an option or argument.
+
+    Parameters
+    ----------
+    parameter : inspect.Parameter
+        Parameter of the command. Without a default it is an argument.
+    metadata : sequence
+        Typer's description from the annotation, if there is one. Its missing fields are
+        filled in.
+    metavar, text : str
+        Placeholder of the value and help text, from the docstring.
+    """
     if metadata:
         info = copy.copy(metadata[0])
     elif parameter.default is parameter.empty:
@@ -343,8 +375,20 @@ def parse_settings(
     ----------
     texts : sequence of str
         Values of ``--set``, each ``NAME=VALUE``.
-    options : mapping
+    options : mapping of str to inspect.Parameter
         The rarely used options of the command by name.
+
+    Returns
+    -------
+    dict
+        Values by name. Options that are not set have their default.
+
+    Raises
+    ------
+    ParameterError
+        If a text is not ``NAME=VALUE``, or the value is not of the option's type.
+    UnknownNameError
+        If the command has no such option.
     """
     values = {name: option.default for name, option in options.items()}
     for text in texts:
@@ -366,7 +410,11 @@ def parse_settings(
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
-    """Convert the text of a setting to its Python type."""
+    """Convert the text of the setting `name` to the type `kind`.
+
+    The type is bool, a literal of texts, or one that takes a text (str, int, float or
+    Path), also with None.
+    """
     # int | None has the parts int and NoneType, Literal["a", "b"] its values.
     parts = typing.get_args(kind) or (kind,)
     first = parts[0]

@@ -1,4 +1,4 @@
-"""Read the unlabelled samples that the arguments of a command name."""
+"""Read the samples that the arguments of a command name, without labels."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def _not_found(path: str) -> DatasetNotFoundError:
+    """Return the error for a missing path, which may be a text by its look."""
     message = f"No file or folder {path!r} here"
     if not os.path.splitext(path)[1]:
         quoted = '"' + path.replace('"', '\\"') + '"'
@@ -63,7 +64,14 @@ def read_samples(
     samples : object
         The samples, in a form that `Learner.predict` takes.
     names : list of str
-        The display name of each sample.
+        The display name of each sample: a path, or a text on one line.
+
+    Raises
+    ------
+    InputError
+        If nothing is named, or samples of another kind.
+    DatasetNotFoundError
+        If a file does not exist.
     """
     if texts and kind != "text":
         raise InputError(
@@ -77,6 +85,7 @@ def read_samples(
 
 
 def _read_features(paths: Sequence[str]) -> NamedSamples:
+    """Read the feature vectors of the one file that may be named."""
     from evergrow.data.inputs import read_items
 
     if len(paths) != 1 or paths[0] == STDIN:
@@ -90,6 +99,7 @@ def _read_features(paths: Sequence[str]) -> NamedSamples:
 def _read_texts(
     paths: Sequence[str], texts: Sequence[str], columns: ColumnOptions
 ) -> NamedSamples:
+    """Read the texts of files and of standard input, followed by further texts."""
     from evergrow.data.inputs import read_items
 
     found: list[str] = []
@@ -115,10 +125,12 @@ def _read_texts(
 
 
 def _read_images(paths: Sequence[str], columns: ColumnOptions) -> NamedSamples:
-    """Read images. A single folder stays one item list, which the cache can find."""
-    from evergrow.data.image_suffixes import is_image
+    """Read images of files, folders, archives and tables.
+
+    A single folder stays one item list, so that the cache finds its features.
+    """
     from evergrow.data.inputs import read_items
-    from evergrow.data.items import concat_items
+    from evergrow.data.items import concat_items, is_image
     from evergrow.data.readers import reader_of_file
 
     sources: list[str] = []
@@ -145,7 +157,15 @@ def _read_images(paths: Sequence[str], columns: ColumnOptions) -> NamedSamples:
 
 
 def _stdin_lines() -> list[str]:
-    """Return the nonempty lines of standard input. File names may not be UTF-8."""
+    """Return the nonempty lines of standard input.
+
+    Bytes that are not UTF-8 are kept as surrogates, because file names may have them.
+
+    Raises
+    ------
+    InputError
+        If the input is larger than 256 MiB or is not text.
+    """
     body: bytes = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
     if len(body) > _MAX_STDIN_BYTES:
         raise InputError(

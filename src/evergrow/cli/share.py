@@ -15,14 +15,16 @@ from evergrow.cli.exits import flush
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import printable
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 
-Output = Annotated[Path, typer.Option("-o", help="File to write.")]
+Output = Annotated[Path, typer.Option("-o", help="Model file to write.")]
 
 
 @command("spawn", panel="Share")
 def spawn_command(model: options.ModelFile, output: Output) -> Answer:
-    """Write an empty model with the same backbone and layer, to train and merge back.
+    """Write an empty copy of a model, to teach it elsewhere and merge it back.
+
+    The copy has the backbone and the layer of MODEL, but no classes.
 
     For example:
 
@@ -32,7 +34,7 @@ def spawn_command(model: options.ModelFile, output: Output) -> Answer:
 
       evergrow merge birds.evg worker.evg -o all.evg
 
-    Exit codes: 0 written, 2 bad input or the file exists.
+    Exit codes: 0 written; 2 bad input or the output exists, and nothing was written.
     """
     model_files.check_target(
         "--output", output, force=False, existing="choose another name"
@@ -48,8 +50,8 @@ def spawn_command(model: options.ModelFile, output: Output) -> Answer:
 
 @command("merge", panel="Share")
 def merge_command(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to merge.")
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL", help="Two or more models to merge.")
     ],
     output: Output,
     base: Path | None = None,
@@ -57,9 +59,9 @@ def merge_command(
 ) -> Answer:
     """Merge models into one that equals a model trained on all their data.
 
-    Needs no data and no backbone. The models must share a layer: all but one come from
-    [bold]spawn[/bold], or all are copies of the --base model that learned more. Samples
-    that would count twice are refused.
+    Needs no data and no backbone. The models must share a layer: either one was fitted
+    and [bold]spawn[/bold] made all others from it, or all are copies of the --base
+    model that learned more. If samples would count twice, nothing is merged.
 
     For example:
 
@@ -67,46 +69,45 @@ def merge_command(
 
       evergrow merge berlin.evg paris.evg -o all.evg --base start.evg
 
-    Exit codes: 0 merged, 2 the models do not fit together or the file exists, and
-    nothing written, 3 another process is changing the output.
+    Exit codes: 0 merged; 2 the models do not fit together, or the output exists and
+    --force is missing, and nothing was written; 3 another process is changing the
+    output.
 
     Parameters
     ----------
     base
-        Model that all others are copies of; its samples count once.
+        Model that all others are copies of. Its samples count once.
     force
-        Replace an existing file; rollback restores it.
+        Replace an existing output; rollback restores it.
     """
-    from evergrow.learner.modelfile import commit
-
-    if len(sources) < 2:
+    if len(models) < 2:
         raise ParameterError("Name at least two models to merge.")
     model_files.check_target(
         "--output", output, force=force, existing=model_files.REPLACING
     )
-    learner = model_files.load_model(sources[0])
+    learner = model_files.load_model(models[0])
     base_learner = None
     if base is not None:
         base_learner = model_files.load_model(base)
     old_classes = set(learner.state_.classes.tolist())
     n_before = sum(learner.state_.label_counts.values())
-    for path in sources[1:]:
+    for path in models[1:]:
         learner.merge(model_files.load_model(path), base=base_learner)
     change = model_files.ModelChange(output, learner)
     from evergrow.learner import settle
 
     settle(learner)  # so that predictions need no solving
-    change.dropped = commit(output, learner).dropped
+    change.commit()
     n_added = sum(learner.state_.label_counts.values()) - n_before
     new_classes = [
         name for name in learner.state_.classes.tolist() if name not in old_classes
     ]
     classes = model_files.classes_note(new_classes, "new")
     return change.answer(
-        [f"added {plural(n_added, 'sample')}{classes} to {sources[0]}"],
+        [f"added {plural(n_added, 'sample')}{classes} to {models[0]}"],
         samples=n_added,
         classes=new_classes,
-        merged=[str(path) for path in sources],
+        merged=[str(path) for path in models],
     )
 
 
@@ -122,14 +123,15 @@ def export_command(
 ) -> Answer:
     """Write a model as one ONNX file that needs neither evergrow nor torch.
 
-    Of a model of images the input is [bold]pixels[/bold]: bytes of shape (n, 3, height,
-    width), resized and cropped as the metadata say. Normalisation, backbone, layer and
-    class weights are in the graph, the labels in the metadata.
+    For a model of images the input is [bold]pixels[/bold]: bytes of shape (n, 3,
+    height, width), resized and cropped as the metadata of the file describe.
+    Normalisation, backbone, layer and class weights are in the graph, the labels in the
+    metadata.
 
-    Of a model of texts the inputs are [bold]input_ids[/bold],
-    [bold]attention_mask[/bold] and, if the encoder has them,
-    [bold]token_type_ids[/bold]. The tokenizer is written next to the graph, such as
-    intents.tokenizer.json.
+    For a model of texts the inputs are [bold]input_ids[/bold],
+    [bold]attention_mask[/bold] and, if the encoder uses them,
+    [bold]token_type_ids[/bold]. The tokenizer is written next to the graph, for example
+    as intents.tokenizer.json.
 
     For example:
 
@@ -137,8 +139,8 @@ def export_command(
 
       evergrow export intents.evg --onnx intents.onnx
 
-    Exit codes: 0 written, 2 it cannot be exported or the file exists, and nothing
-    written.
+    Exit codes: 0 written; 2 the model cannot be exported, or the file exists and
+    --force is missing, and nothing was written.
 
     Parameters
     ----------
@@ -147,11 +149,12 @@ def export_command(
     opset
         Version of the ONNX operator set, at least 17.
     check
-        Compare with onnxruntime before writing.
+        Run the graph with onnxruntime before writing, and compare its scores.
     head_only
-        Leave out the backbone; the input is features.
+        Leave out the backbone; the input is then its features.
     weights
-        Backbone weights, if they moved: a file, bundled, hub or random.
+        Where the backbone weights are now: a file, bundled (in an installed package),
+        hub, or random (to draw them). By default the place in the model file.
     force
         Replace an existing file.
     """
@@ -210,9 +213,9 @@ def serve_command(
 ) -> Answer:
     """Serve the models of a folder as a web page and an HTTP API.
 
-    No data leaves this machine, and no sample is stored. A change is on disk before the
-    client gets the answer. Other commands may change the same files meanwhile. Ctrl-C
-    stops the service after the current change.
+    No data leaves this machine, and no sample is stored. When a client gets the answer
+    to a change, the change is on disk. Other commands may change the same files
+    meanwhile. Ctrl-C stops the service after the current change.
 
     For example:
 
@@ -227,26 +230,28 @@ def serve_command(
 
       evergrow serve models/ --read-only --port 8081
 
-    Exit codes: 0 stopped, 2 it could not start (the address is in use, a file cannot be
-    read).
+    Exit codes: 0 stopped; 2 the service could not start (the address is in use, a file
+    cannot be read).
 
     Parameters
     ----------
     folder
         Folder of model files; created if missing.
     host
-        Address to bind; any but this machine's own needs --token-file.
+        Address to listen on; --token-file is required unless only this machine can
+        reach it.
     port
-        Port to bind; 0 takes a free one.
+        Port to listen on; 0 takes a free one.
     lan
-        Let phones in the same network in: prints a QR code with a TLS address and a
-        token that is valid for one hour.
+        Also let phones in the same network use the service: prints a QR code with a TLS
+        address and a token that is valid for one hour.
     token_file
-        File with lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
+        File of access tokens, one per line: 'read TOKEN [NAME]' to predict, 'teach
+        TOKEN [NAME]' to change models too.
     allow_host
         Additional host name of the service, such as that of a proxy; repeatable.
     read_only
-        Forbid changes.
+        Refuse all changes of models.
     rate
         Maximum requests per second of one token or address.
     label_studio

@@ -43,7 +43,7 @@ def sort_command(
     MODEL, FOLDER and --into are required, except with --undo. Without --move, --copy or
     --link the command only shows where each file would go. With one of them,
     OUT/sorted.csv lists every file with its prediction. Images that look unknown go to
-    the folder unknown, other uncertain ones to the folder unsure. No file is
+    the folder unknown, all others below --min to the folder unsure. No file is
     overwritten. The same command resumes after an interruption. --undo moves files back
     and removes unchanged copies and links.
 
@@ -57,9 +57,9 @@ def sort_command(
 
       evergrow sort --undo sorted/sorted.csv
 
-    Exit codes: 0 done, 1 done but some files were left in place, such as unreadable
-    ones, 2 bad input or a full disk, 3 another process sorts into the folder, 130
-    interrupted.
+    Exit codes: 0 done; 1 done but some files were left in place, such as unreadable
+    ones; 2 bad input or a full disk; 3 another process sorts into the folder; 130
+    interrupted, and the same command resumes.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def sort_command(
     unknown : NAME
         Folder name for images that look unknown.
     least
-        Minimum probability; images below it go to the folder unsure.
+        Minimum probability of the class; images below it go to the folder unsure.
     undo : TABLE
-        Undo the sort that this table lists.
+        Undo the sort of this table, such as sorted/sorted.csv.
     """
     if undo is not None:
         if model is not None:
@@ -155,6 +155,19 @@ def sort_command(
 def _answer(
     folder: Path, rows: Sequence[SortedFile], notes: list[str], written: Path | None
 ) -> Answer:
+    """Return the answer of ``sort``.
+
+    Parameters
+    ----------
+    folder : Path
+        The sorted folder. Examples are shown relative to it.
+    rows : sequence of SortedFile
+        All files. Those left in place have the group ``""``.
+    notes : list of str
+        Lines after the table of folders.
+    written : Path or None
+        The table, if the command has written it.
+    """
     groups: dict[str, list[SortedFile]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
@@ -182,7 +195,15 @@ def _answer(
 def _folder_lines(
     folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]
 ) -> list[str]:
-    """Return a table of the folders: files, lowest probability and examples."""
+    """Return a table of the folders: files, lowest probability and examples.
+
+    Parameters
+    ----------
+    folder : Path
+        The sorted folder.
+    groups : sequence of (str, list of SortedFile)
+        Names of the new folders and their files.
+    """
     if not groups:
         return []
     root = os.path.realpath(folder)
@@ -198,11 +219,13 @@ def _folder_lines(
 
 
 def _reasons(rows: Sequence[SortedFile]) -> str:
+    """Return the first file names, with the reason why each stays in place."""
     reasons = [f"{os.path.basename(row.file)} ({row.note})" for row in rows]
     return listed(reasons, _MAX_EXAMPLES)
 
 
 def _undo(path: Path, run: options.BackboneOptions) -> Answer:
+    """Undo the sort of a table: ``sort --undo``."""
     from evergrow.tools.sorting import read_table, undo_sort
 
     rows: list[SortedFile] = []

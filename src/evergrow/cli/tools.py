@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,18 +11,17 @@ import typer
 
 from evergrow import tools
 from evergrow.cli import model_files, options
-from evergrow.cli.console import Answer, listed, percent, plural, table
+from evergrow.cli.console import Answer, csv_lines, listed, percent, plural, table
 from evergrow.cli.registry import command
 from evergrow.cli.samples import check_paths, read_samples
-from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.escaping import csv_text
+from evergrow.core.errors import InputError
 
 Unlabelled = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="Folder of images, table of texts or .npz of features; labels are "
-        "ignored.",
+        help="Folder of images, table of texts or .npz file of features. Labels are "
+        "not used.",
     ),
 ]
 
@@ -45,7 +42,9 @@ def suggest_command(
 ) -> Answer:
     """Suggest samples to label next: uncertain ones, and some that look unknown.
 
-    Near-duplicates are left out.
+    Prints the suggestions with the reason, the most useful first: a small margin means
+    that two classes are almost equally likely. Near-duplicates of other suggestions and
+    of --learned are left out.
 
     For example:
 
@@ -55,21 +54,21 @@ def suggest_command(
 
       evergrow suggest intents.evg questions.csv --out list.csv
 
-    Exit codes: 0 listed, 1 listed but fewer than -n differ enough, 2 bad input, 130
-    interrupted.
+    Exit codes: 0 listed; 1 fewer than -n were listed, because the others are
+    near-duplicates; 2 bad input; 130 interrupted.
 
     Parameters
     ----------
     n
         Number of suggestions.
     unknown_share
-        Fraction of suggestions that look unknown; 0 skips novelty detection.
+        Fraction of suggestions that look unknown; 0 suggests by uncertainty only.
     learned : DATA
         Data that has labels already; its near-duplicates are not suggested.
     out
-        CSV file of the suggestions and reasons.
+        CSV file to write the suggestions and reasons to as well.
     copy : FOLDER
-        New folder to copy the files to, numbered in order.
+        New or empty folder to copy the suggested files to, numbered in order.
     """
     check_paths([data] if learned is None else [data, learned])
     if out is not None:
@@ -89,11 +88,7 @@ def suggest_command(
     ]
     suggestions = list(zip(items, reasons, strict=True))
     if out is not None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("item", "reason"))
-        writer.writerows((csv_text(item), reason) for item, reason in suggestions)
-        model_files.write_text(out, text.getvalue())
+        model_files.write_lines(out, csv_lines(["item", "reason"], suggestions))
     if copy is not None:
         _copy_files({"": items}, copy)
     values = {
@@ -126,20 +121,21 @@ def group_command(
 
       evergrow group birds.evg photos/ --known birds/train --out groups/
 
-    Then rename the folders and learn them: evergrow update birds.evg groups/
+    With --out, then give the folders the names of the new classes, and learn them:
+    evergrow update birds.evg groups/
 
-    Exit codes: 0 grouped, 2 bad input, or nothing looks unknown, 130 interrupted.
+    Exit codes: 0 grouped; 2 bad input, or nothing looks unknown; 130 interrupted.
 
     Parameters
     ----------
     groups
-        Number of groups; estimated by default.
+        Number of groups. By default it is estimated.
     known : DATA
-        Labelled data from which to learn how to compare samples and how many groups to
-        make.
+        Labelled data of learned classes, from which to learn how to compare samples and
+        how many groups to make.
     out : FOLDER
-        New folder to copy the files to, one subfolder per group, the most typical
-        first.
+        New or empty folder to copy the files to, one subfolder per group, the most
+        typical file first.
     """
     from evergrow.data.inputs import read_labelled
 
@@ -188,14 +184,17 @@ def drift_command(
 
       evergrow drift birds.evg this-week/ --labelled --false-alarm 0.01
 
-    Exit codes: 0 tested, 2 bad input, 130 interrupted.
+    Lists the classes whose samples changed, with a p value: the probability of this
+    difference, or a larger one, without any change.
+
+    Exit codes: 0 tested, also if classes changed; 2 bad input; 130 interrupted.
 
     Parameters
     ----------
     labelled
         DATA has labels: also test whether the predictions are still right.
     false_alarm
-        Fraction of unchanged classes that may be reported as changed, 0 to 1.
+        Accepted fraction of unchanged classes that are reported as changed, 0 to 1.
     """
     check_paths([data])
     learner = model_files.load_model(model, run)
@@ -233,9 +232,21 @@ def drift_command(
 
 
 def _copy_files(groups: Mapping[str, Sequence[str]], folder: Path) -> None:
-    """Copy each group of files to a subfolder of a new folder, numbered in order."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"{folder} exists and is not empty; name a new folder.")
+    """Copy each group of files to a subfolder of a new folder, numbered in order.
+
+    Parameters
+    ----------
+    groups : dict of str to sequence of str
+        File names by name of the subfolder; empty for the folder itself.
+    folder : Path
+        A folder that does not exist or is empty.
+
+    Raises
+    ------
+    InputError
+        If a sample is not a file. Files before it stay copied.
+    """
+    model_files.check_new_folder(folder)
     for group, files in groups.items():
         subfolder = folder / group
         subfolder.mkdir(parents=True, exist_ok=True)

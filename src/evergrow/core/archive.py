@@ -36,15 +36,23 @@ _NEEDS = "0.3"
 """The first evergrow that reads this layout, stored in files."""
 
 _KEY = "evergrow"
+"""Key of evergrow's description in the metadata of a safetensors file."""
+
 _SEPARATOR = "/"
+"""Stands between the names of a part and of its tensor in the file."""
+
+# Limits of what a file may hold, so that a hostile one costs little memory and time.
 _MAX_DEPTH = 12
+"""Archives inside each other."""
 _MAX_NESTING = 100
+"""JSON values inside each other."""
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of safetensors."""
 _MAX_CONTAINERS = 2_000_000
 """Lists and objects in a header. Each needs 60 to 200 bytes."""
 _MAX_TENSORS = 65_536
 _MAX_PARTS = 4096
+
 _STORED_DTYPES = frozenset(
     [
         "float64",
@@ -124,10 +132,13 @@ def write_archive(
     archive : Archive
         The archive.
     written : callable, optional
-        Called when everything is written, before the file is replaced.
+        Called when everything is written, before the file is replaced. An error that it
+        raises keeps the old file.
 
     Raises
     ------
+    FileFormatError
+        If the archive exceeds a limit of :func:`read_archive`.
     OSError
         If the file cannot be written, for example because the disk is full. An
         existing file is unchanged.
@@ -192,16 +203,24 @@ def as_array(tensor: Any) -> NDArray[Any]:
 
 
 def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> Archive:
-    """Read an archive. Check layout and checksum.
+    """Read an archive from a file, and check its layout and checksum.
 
-    The content is checked by :func:`~evergrow.core.record.from_archive`.
+    :func:`~evergrow.core.record.from_archive` checks the content.
 
     Parameters
     ----------
     path : path-like
         The file.
     data : bytes, optional
-        Content of the file, if it was read before. `path` is then used in messages.
+        Content of the file, if it was read before. `path` is then only its name in
+        messages.
+
+    Returns
+    -------
+    Archive
+        With NumPy tensors.
+
+    Raises
     ------
     FileNotFoundError
         If there is no such file.
@@ -262,13 +281,14 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
 def _described_by(
     path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, NDArray[Any]]
 ) -> Archive:
-    """Return the archive of a header and tensors."""
+    """Build the archive that a head describes, see :func:`_read_head`."""
     described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
     archive = _ArchiveBuilder(path).build(described, tensors, "", 0)
     return replace(archive, digest=head["digest"])
 
 
 def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name in the file and tensor, for an archive and all archives inside it."""
     for name in (*archive.tensors, *archive.parts):
         if _SEPARATOR in name:
             raise ValueError(
@@ -282,6 +302,7 @@ def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _described(archive: Archive) -> dict[str, Any]:
+    """Return an archive without its tensors as JSON values."""
     parts = {name: _described(part) for name, part in archive.parts.items()}
     return {
         "kind": archive.kind,
@@ -292,6 +313,7 @@ def _described(archive: Archive) -> dict[str, Any]:
 
 
 def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return a checksum of a text and of names, types, shapes and values of tensors."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
     for name in sorted(tensors):
         digest.update(
@@ -392,7 +414,7 @@ class _ArchiveBuilder:
 
 
 def shallow(values: Any) -> Any:
-    """Return JSON values, or raise :class:`ValueError` if they are nested too deeply.
+    """Return JSON values unchanged, or raise :class:`ValueError` if nested too deeply.
 
     Python can parse values nested so deeply that recursive functions fail on them.
 
@@ -475,6 +497,13 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
     """Return evergrow's part of a safetensors header, after checking its schema.
 
     The header is its length as an unsigned 64-bit integer, followed by JSON.
+
+    Returns
+    -------
+    dict
+        ``schema``, an integer, and three strings: ``needs``, the oldest evergrow that
+        reads the file; ``digest``, its checksum; and ``archive``, JSON values of the
+        archive without tensors.
     """
     try:
         (length,) = struct.unpack("<Q", data[:8])

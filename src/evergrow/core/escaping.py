@@ -63,6 +63,8 @@ def csv_text(text: str) -> str:
     return guard + printable(text)
 
 
+# A backslash and what it escapes: a backslash, or a code of 2, 4 or 8 hexadecimal
+# digits. The last group matches anything else, which is an error.
 _ESCAPE = re.compile(
     r"\\(?:(\\)|x([0-9a-f]{2})|u([0-9a-f]{4})|U(00(?:0[0-9a-f]|10)[0-9a-f]{4})|(.?))",
     re.DOTALL,
@@ -87,6 +89,7 @@ def csv_exact(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
+    """Return a character, or the escape that stands for it."""
     if character == "\\":
         return "\\\\"
     if character.isprintable():
@@ -115,6 +118,7 @@ def exact_text(cell: str) -> str:
     """
 
     def character(found: re.Match[str]) -> str:
+        """Return the character that an escape stands for."""
         backslash, *codes, _ = found.groups()
         if backslash:
             return "\\"

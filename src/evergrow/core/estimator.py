@@ -23,6 +23,7 @@ class Estimator:
 
     @classmethod
     def _param_names(cls) -> list[str]:
+        """Return the sorted names of the constructor's arguments, without ``**``."""
         kinds = (
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             inspect.Parameter.KEYWORD_ONLY,
@@ -31,22 +32,26 @@ class Estimator:
         return sorted(item.name for item in parameters if item.kind in kinds)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments by name."""
+        """Return the constructor's arguments by name; ``deep`` has no effect."""
         return {name: getattr(self, name) for name in self._param_names()}
 
     def set_params(self, **params: Any) -> Self:
-        """Set constructor arguments by name. Unknown names are rejected."""
+        """Set constructor arguments by name, and return self.
+
+        Unknown names raise :class:`UnknownNameError`. Values are not checked.
+        """
         check_keys(params, self._param_names(), f"parameter of {type(self).__name__}")
         for name, value in params.items():
             setattr(self, name, value)
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy on labelled samples."""
+        """Return the accuracy on labelled samples, from 0 to 1."""
         right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
         return float(np.average(right, weights=sample_weight))
 
     def __repr__(self) -> str:
+        # Arguments with their default values are left out.
         defaults = {
             item.name: item.default
             for item in inspect.signature(type(self).__init__).parameters.values()
@@ -69,18 +74,20 @@ class Estimator:
 
 
 def _is_same(value: Any, default: Any) -> bool:
+    """Compare by representation, because arrays have no single ``==``."""
     if value is default:
         return True
     return type(value) is type(default) and repr(value) == repr(default)
 
 
 def not_fitted(message: str) -> NotFittedError:
-    """Return a NotFittedError of both evergrow and scikit-learn."""
+    """Return an error that is evergrow's and scikit-learn's NotFittedError."""
     return _learner_not_fitted_error()(message)
 
 
 @functools.cache
 def _learner_not_fitted_error() -> type[NotFittedError]:
+    """Make the class on first use, because it needs scikit-learn."""
     from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 
     return type(
@@ -94,7 +101,20 @@ def _learner_not_fitted_error() -> type[NotFittedError]:
 
 
 def plain_value(name: str, value: Any) -> Any:
-    """Return a constructor argument as a JSON value, or raise :class:`InputError`.
+    """Return a constructor argument as a JSON value.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument for messages.
+    value : object
+        JSON values; paths, devices and NumPy values; containers of them; and objects
+        with a method ``to_plain``. Random generators become None.
+
+    Raises
+    ------
+    InputError
+        If there is no JSON value for it.
 
     Examples
     --------

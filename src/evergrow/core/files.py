@@ -19,6 +19,8 @@ from pathlib import Path
 from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
 
 _LOCK = ".lock"
+"""Name of the lock file in a locked folder."""
+
 PARTIAL = ".part"
 """Suffix of hidden folders of files that are being written."""
 
@@ -178,19 +180,19 @@ def atomic_path(
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        model = target
+        reference = target
         if like is not None and not target.exists():
-            model = Path(like)
-        _take_access(temporary, model, new_mode)
+            reference = Path(like)
+        _take_access(temporary, reference, new_mode)
         os.replace(temporary, target)
     _sync_folder(target.parent)
 
 
 @contextmanager
 def partial_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a hidden folder and delete it at the end of the block.
+    """Make a hidden folder in `parent`, yield it, and delete it after the block.
 
-    :func:`remove_leftovers` deletes it if the process is killed.
+    If the process is killed, :func:`remove_leftovers` deletes it later.
     """
     with ExitStack() as stack:
         while True:
@@ -222,6 +224,7 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
         with suppress(OSError, BusyError):
             if leftover.is_dir() and not leftover.is_symlink():
                 age = time.time() - leftover.stat().st_mtime
+                # A folder in use cannot be locked. Without locks, only its age tells.
                 with locked(leftover) as held:
                     pass
                 if not held and age <= _ABANDONED:
@@ -234,10 +237,14 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
 
 
 def restrict(path: Path, mode: int) -> None:
-    """Remove permissions beyond `mode`. The owner keeps access."""
+    """Remove the permissions of a file or folder that `mode` does not include.
+
+    The owner keeps access. Of a folder, permission to read includes entering.
+    """
     is_folder = path.is_dir()
     if is_folder:
-        allowed = mode | (mode & 0o444) >> 2 | 0o700
+        may_enter = (mode & 0o444) >> 2
+        allowed = mode | may_enter | 0o700
     else:
         allowed = mode | 0o600
     now = stat.S_IMODE(path.stat().st_mode)
@@ -246,7 +253,10 @@ def restrict(path: Path, mode: int) -> None:
 
 
 def take_owner(path: Path, like: Path) -> bool:
-    """Copy owner and group if allowed. Return whether the groups are equal."""
+    """Give a file the owner and the group of `like`, each if allowed.
+
+    Return whether it has the group of `like` now.
+    """
     wanted = os.stat(like)
     for owner, group in ((wanted.st_uid, -1), (-1, wanted.st_gid)):
         # Only administrators may change the owner, and Windows has no owners.
@@ -256,7 +266,7 @@ def take_owner(path: Path, like: Path) -> bool:
 
 
 def _take_access(path: Path, like: Path, new_mode: int) -> None:
-    """Copy owner and mode of `like`, or set `new_mode` if it does not exist."""
+    """Give a file the owner, group and mode of `like`, or `new_mode` without it."""
     if not like.exists():
         os.chmod(path, new_mode)
         return
@@ -281,7 +291,9 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bool]:
-    """Lock a folder for this process. Yield whether the file system supports locks.
+    """Lock a folder for this process. Yield whether it is locked.
+
+    It is not if the file system has no locks, or the folder is read-only.
 
     The lock is a hidden file, and is released even if the process is killed. It only
     affects processes that use this function.
@@ -328,5 +340,4 @@ def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bo
             # Windows cannot delete the open file here, and deletes it on release.
             with suppress(OSError):
                 os.unlink(lock.lock_file)
-
             lock.release()

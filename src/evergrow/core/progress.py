@@ -6,12 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Meter = Callable[..., None]
-"""Reports progress: the completed part of the total, and a short ``note``."""
+"""Function ``(completed, note="")`` that moves a bar and shows a short note."""
 
 
 @contextmanager
 def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
-    """Yield a function that updates a progress bar, or does nothing if disabled.
+    """Show a progress bar on standard error. Yield the function that moves it.
+
+    Parameters
+    ----------
+    title : str
+        Text in front of the bar.
+    total : float
+        Value of ``completed`` at which the bar is full.
+    enabled : bool
+        Whether to show the bar. Without it, the function does nothing.
 
     Examples
     --------

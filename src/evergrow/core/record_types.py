@@ -179,7 +179,10 @@ def kind_of(cls: type) -> tuple[str, int]:
 
 
 def class_of(cls: type, kind: str, name: str) -> Any:
-    """Return the subclass of `cls` that a file calls `kind`."""
+    """Return the subclass of `cls` that is registered as `kind`, also by a plugin.
+
+    Another kind, or an unknown one, raises :class:`FileFormatError` for file `name`.
+    """
     if kind not in _CLASSES:
         load_plugins()
     found = _CLASSES.get(kind)
@@ -239,7 +242,7 @@ class BinaryField:
 
 @cache
 def binary_field(hint: Any) -> BinaryField | None:
-    """Return how values of a type are stored, None if they are part of the JSON."""
+    """Return how values of a type are stored, or None if they are JSON values."""
     optional = False
     container = None
     if get_origin(hint) in (Union, types.UnionType):
@@ -289,7 +292,10 @@ def is_numpy(hint: Any) -> bool:
 
 
 def _may_be_record(hint: Any) -> bool:
-    """Return whether a type is an archive, a record or a base class of records."""
+    """Return whether a type is an archive, a record or a base class of records.
+
+    A class that is neither abstract nor a plain dataclass counts as a base class.
+    """
     if hint is Archive:
         return True
     plain = (Any, int, float, *JSON_SCALARS, Extra, dict, list, tuple, frozenset)

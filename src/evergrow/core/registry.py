@@ -18,10 +18,10 @@ GROUP = "evergrow.plugins"
 
 @cache
 def load_plugins(group: str = GROUP) -> tuple[str, ...]:
-    """Import every plugin of a group once. Return their names.
+    """Import every plugin of a group once per process. Return their names, sorted.
 
-    Registries call this only for unknown names, so that plugins cost no import time
-    otherwise.
+    Registries call this for unknown names and for lists of all names only, so that
+    plugins cost no import time otherwise.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def load_plugins(group: str = GROUP) -> tuple[str, ...]:
 
 
 def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
-    """Return the names most similar to `name`, as text.
+    """Return at most `n` similar names in quotes, or all names if none is similar.
 
     Examples
     --------
@@ -104,6 +104,7 @@ class Registry(Mapping[str, T]):
         return sorted(self._complete())
 
     def _complete(self) -> dict[str, T]:
+        """Return all objects by name, after loading plugins."""
         if self.plugins:
             load_plugins()
         return self._items
@@ -115,6 +116,7 @@ class Registry(Mapping[str, T]):
         return len(self._complete())
 
     def __getitem__(self, name: str) -> T:
+        # Plugins are loaded only if the name is unknown without them.
         try:
             if name in self._items:
                 return self._items[name]

@@ -28,6 +28,8 @@ RandomState = int | np.integer | np.random.RandomState | np.random.Generator | N
 
 _SEED_BITS = 63
 _GLOBAL_GENERATORS = threading.RLock()
+"""Held while a thread uses torch's global generators."""
+
 _LOWEST_SEED = -(2**63)
 _LARGEST_SEED = 2**64
 """Bounds of the seeds that model files can store."""
@@ -119,8 +121,13 @@ def borrow_global_generators(device: torch.device | None = None) -> Iterator[Non
 def resolve_seed(random_state: RandomState) -> int:
     """Turn scikit-learn's ``random_state`` into one integer seed.
 
-    An integer is returned unchanged, a NumPy generator is drawn from once, and None
-    uses the operating system.
+    An integer is returned unchanged. One number is drawn from a NumPy generator, which
+    changes its state. None draws a seed from the operating system.
+
+    Raises
+    ------
+    ParameterError
+        If it has another type, or files cannot store the integer.
 
     Examples
     --------

@@ -22,7 +22,7 @@ SMALL_WORK = 1.6e10
 
 @cache
 def _openmp() -> tuple[Any, ...]:
-    """Return the OpenMP libraries of this process. Torch must be imported."""
+    """Return threadpoolctl's controllers of OpenMP. Torch must be imported before."""
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(user_api="openmp")
@@ -30,7 +30,7 @@ def _openmp() -> tuple[Any, ...]:
 
 
 def limit_threads(n: int) -> None:
-    """Set torch's thread count for the calling thread only.
+    """Set torch's thread count for the calling thread only, until it is set again.
 
     Parameters
     ----------

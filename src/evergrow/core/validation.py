@@ -41,6 +41,19 @@ def check_number(
 ) -> None:
     """Raise :class:`ParameterError` unless `value` is a finite number in an interval.
 
+    Parameters
+    ----------
+    name : str
+        Name of the argument for the message.
+    value : object
+        The value. Booleans are not numbers.
+    low, high : float, optional
+        Bounds. None is no bound.
+    low_open, high_open : bool
+        Whether the bound itself is excluded.
+    integer : bool
+        Whether only integers are allowed; below 2**63 without `high`.
+
     Examples
     --------
     >>> from evergrow.core.validation import check_number
@@ -99,7 +112,10 @@ def check_matrix(
     columns: int | None = None,
     rows: int | None = None,
 ) -> None:
-    """Raise :class:`InputError` unless `tensor` is a finite 2-D float tensor."""
+    """Raise :class:`InputError` unless `tensor` is a finite 2-D float tensor.
+
+    With ``columns`` or ``rows``, it must have so many of them.
+    """
     # Imported here, so that settings can be checked without torch.
     import torch
 
@@ -121,7 +137,19 @@ def check_matrix(
 
 
 def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
-    """Return weights as an array, None if all are 1, or raise :class:`InputError`.
+    """Return weights as an array of shape (n_rows,), or None if all are 1.
+
+    Parameters
+    ----------
+    sample_weight : array-like or None
+        One weight per row, from 0 to :data:`LARGEST_WEIGHT`. None is 1 for every row.
+    n_rows : int
+        Number of rows.
+
+    Raises
+    ------
+    InputError
+        If a weight is missing, is outside of these bounds, or all are 0.
 
     Examples
     --------
@@ -157,7 +185,9 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
 
 
 def is_instance_of(value: Any, module: str, *names: str) -> bool:
-    """Return whether `value` is an instance of a class, without importing its module.
+    """Return whether `value` is an instance of a class in a module.
+
+    The module is not imported: without it, there are no instances.
 
     Examples
     --------
@@ -269,7 +299,9 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:
-    """Return a copy of settings with changes. Unknown names are rejected.
+    """Return a copy of settings with changes.
+
+    Unknown names raise :class:`UnknownNameError`. The class checks the values.
 
     Parameters
     ----------
@@ -313,9 +345,9 @@ def to_plain(settings: Any) -> dict[str, Any]:
 
 
 def lists_to_tuples(settings: Any) -> None:
-    """Turn list fields of a frozen dataclass into tuples, for its ``__post_init__``.
+    """Replace lists in fields of a frozen dataclass by tuples, in place.
 
-    Settings read from JSON then compare equal.
+    For its ``__post_init__``: settings read from JSON then equal those they were.
     """
     for name in field_names(settings):
         if isinstance(getattr(settings, name), list):
@@ -323,7 +355,7 @@ def lists_to_tuples(settings: Any) -> None:
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device to compute on. ``"auto"`` selects a GPU if there is one.
+    """Return the device to compute on. ``"auto"`` is a GPU of CUDA, or else the CPU.
 
     Parameters
     ----------
@@ -365,7 +397,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for queued work on `device`, for timing."""
+    """Wait for the work queued on a GPU, for timing. Other devices queue none."""
     import torch
 
     if device.type == "cuda":

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.folders import Walk, images_below, is_hidden
+from evergrow.data.folders import Walk, counts_text, images_below, is_hidden
 from evergrow.data.items import Dataset
 from evergrow.data.readers import (
     DataOptions,
@@ -57,8 +57,12 @@ _OPENERS: dict[bytes, Any] = {
     b"\xfd7": lzma.open,
 }
 _BLOCK = 65536
+"""Bytes of a remote archive that are fetched at a time while it is listed."""
+
 _LONGEST_NAME = 4096
 _DEEPEST_NAME = 64
+"""Limits of names in characters and folders."""
+
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Methods of compression that :mod:`zipfile` unpacks in pieces of bounded size."""
 
@@ -146,7 +150,7 @@ def tar_members(
     skipped: Counter[str] | None = None,
     complete: bool = True,
 ) -> Iterator[Member]:
-    """Yield the files of a tar from its headers; their contents are not read.
+    """Yield the files of a tar from its headers. Contents are not read.
 
     Parameters
     ----------
@@ -159,7 +163,7 @@ def tar_members(
     skipped : Counter, optional
         Counts links and special files. Without it, they are refused.
     complete : bool
-        Whether the end marker of a tar is required.
+        Whether the end marker of a tar is required. A range of a tar has none.
 
     Raises
     ------
@@ -222,13 +226,16 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     """
     length = file.seek(0, os.SEEK_END)
     tail, at = _zip_tail(file, length)
+    # Number of entries and bytes of the directory, as the end record states them.
     count, size = struct.unpack_from("<10xHI", tail, at)
     zip64 = at - _ZIP64_END
+    # A large zip has two zip64 records before the end record, which count instead.
     if zip64 >= 0 and tail[at - 20 : at].startswith(b"PK\6\7"):
         record_size, count, size = struct.unpack_from("<4xQ20xQQ", tail, zip64)
         if not tail[zip64:].startswith(b"PK\6\6") or record_size != 44:
             raise zipfile.BadZipFile("its zip64 records are not standard")
-    if max(count, size // (_ZIP_ENTRY + 1)) > most:
+    most_that_fit = size // (_ZIP_ENTRY + 1)  # if every name has one character
+    if max(count, most_that_fit) > most:
         # A large directory can also hold few entries with long names. So count the
         # signatures of entries, unless the size is far too large.
         is_plausible = count <= most and size <= min(1024 * most, length)
@@ -258,8 +265,9 @@ def _zip_tail(file: IO[bytes], length: int) -> tuple[bytes, int]:
 class DataArchive:
     """A zip or tar as a store of files.
 
-    Only compressed tars are unpacked, to one temporary file. Every process opens the
-    archive for itself.
+    Its attribute ``sizes`` has the unpacked size of each file by name, ``members`` the
+    positions, and ``skipped`` the number of entries left out by reason. Only compressed
+    tars are unpacked, to one temporary file. Every process opens the archive itself.
 
     Parameters
     ----------
@@ -285,7 +293,7 @@ class DataArchive:
         self.skipped: Counter[str] = Counter()
         self._opened: tuple[int, Any, threading.Lock] | None = None
         self._is_zip = name.lower().endswith(".zip")
-        left = RATIO * tree.size(name) + ROOM
+        left = RATIO * tree.size(name) + ROOM  # bytes that it may still unpack to
         opener = None
         if not self._is_zip:
             opener = _OPENERS.get(tree.read(name, 0, 2))
@@ -320,7 +328,10 @@ class DataArchive:
             )
 
     def _unpack(self, opener: Any, left: int) -> None:
-        """Unpack a compressed tar to a temporary file, deleted with this object."""
+        """Unpack a compressed tar to a temporary file, and read that one from now on.
+
+        It is deleted with this object. More than ``left`` bytes are refused.
+        """
         with tempfile.NamedTemporaryFile(
             prefix="evergrow-", suffix=".tar", delete=False
         ) as target:
@@ -341,6 +352,7 @@ class DataArchive:
         self._name = Path(target.name).name
 
     def _list_members(self) -> Iterator[Member]:
+        """Yield the files of the archive, and count the entries left out."""
         with self._tree.open(self._name, _BLOCK) as file:
             if not self._is_zip:
                 yield from tar_members(
@@ -359,11 +371,12 @@ class DataArchive:
                         self.skipped[reason] += 1
                         continue
                     name = name_inside(self.title, info.filename)
+                    # Files of a zip are found by the name in the tag, not by position.
                     tag = f"{info.CRC:08x}\0{info.filename}"
                     yield Member(name, info.header_offset, 0, 0, info.file_size, tag)
 
     def read(self, key: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file; raise :class:`FileFormatError` if damaged."""
         member = self.members[key]
         with wrap_format_errors(
             self.title, f"archive, but {printable(key)} cannot be read"
@@ -379,6 +392,7 @@ class DataArchive:
         return body
 
     def _unzipped(self, member: Member) -> bytes:
+        """Return the content of a file, of which at most one byte too many is read."""
         # A forked process must not share the position in the file.
         if self._opened is None or self._opened[0] != os.getpid():
             archive = open_zip(
@@ -414,7 +428,7 @@ def _unreadable_entry(info: zipfile.ZipInfo) -> str:
 
 
 def _remove(path: str, owner: int) -> None:
-    """Delete a temporary file in the process that created it."""
+    """Delete a file, but only in the process that created it, not in forks of it."""
     if os.getpid() == owner:
         Path(path).unlink(missing_ok=True)
 
@@ -447,15 +461,15 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         )
     if not archive.skipped:
         return found
-    counts = ", ".join(
-        f"{reason}: {count}" for reason, count in sorted(archive.skipped.items())
-    )
-    caution = f"entries of the archive left out: {counts}"
+    caution = f"entries of the archive left out: {counts_text(archive.skipped)}"
     return replace(found, cautions=(*found.cautions, caution))
 
 
 def _wrapper_folder(tree: Tree) -> str | None:
-    """Return the only folder of a tree, unless it holds the images of one class."""
+    """Return the only folder of a tree if it wraps a data set, or else None.
+
+    It does if it holds a table or folders; otherwise it is the folder of one class.
+    """
     visible = [(name, kind) for name, kind in tree.entries() if not is_hidden(name)]
     if len(visible) != 1 or visible[0][1] != "folder":
         return None

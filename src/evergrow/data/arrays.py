@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -55,6 +55,11 @@ _KEYS = {
         ("X_train", "y_train"),
     ),
 }
+"""Pairs of arrays with samples and labels; the first pair in a file is used.
+
+If there is no test part, all rows are the test part, too.
+"""
+
 STAMP = "evergrow"
 """Name of the array with kind, version and writer in files written by evergrow."""
 
@@ -62,7 +67,11 @@ _TEXTS = ("classes", "backbone", STAMP)
 # numpy.lib.format has no type annotations in some of the supported versions.
 _FORMAT: Any = np.lib.format
 _READ_BYTES = 8192
+"""Bytes of a remote file that are fetched at a time while headers are read."""
+
 _LOCAL_HEADER_BYTES = 30
+"""Length of a local header of a zip, without name and extra fields."""
+
 _MAX_ARRAYS = 1000
 
 
@@ -185,7 +194,11 @@ class FeatureSet:
 
 
 def _check_part(part: str, X: Any, y: Any, *, empty: bool) -> None:
-    """Check features and labels of the training or the test part."""
+    """Raise unless features are a finite float matrix, with one label per row.
+
+    ``part`` is ``"train"`` or ``"test"``. If ``empty``, it must have no rows; otherwise
+    it must have some.
+    """
     is_matrix = (
         isinstance(X, np.ndarray)
         and X.ndim == 2
@@ -211,6 +224,7 @@ def _check_part(part: str, X: Any, y: Any, *, empty: bool) -> None:
 
 
 def _described(array: Any) -> str:
+    """Return shape and type of an array for messages."""
     shape = getattr(array, "shape", ())
     dtype = getattr(array, "dtype", type(array).__name__)
     return f"shape {shape} of {dtype}"
@@ -296,8 +310,19 @@ class StoredArray(NamedTuple):
         return self.dtype == np.uint8 and len(self.shape) in (3, 4)
 
 
+class FileMetadata(NamedTuple):
+    """Metadata of a feature file: backbone, widths of blocks, and unknown fields."""
+
+    backbone: dict[str, Any]
+    widths: tuple[int, ...]
+    unknown: dict[str, Any]
+
+
 class ArrayFile:
     """Arrays and texts of an NPZ file. Opening it reads only headers and texts.
+
+    Its attributes are ``arrays`` and ``texts`` by name, ``class_names``, and
+    ``others``, the names of arrays that evergrow does not use.
 
     Parameters
     ----------
@@ -346,20 +371,17 @@ class ArrayFile:
             )
         return body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
 
-    def metadata(
-        self, width: int
-    ) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
-        """Return the backbone, the block widths and unknown fields of the file.
+    def metadata(self, width: int) -> FileMetadata:
+        """Return the metadata of a file of ``width`` feature columns.
 
-        Parameters
-        ----------
-        width : int
-            Number of feature columns.
+        They are empty if another program wrote the file.
 
         Raises
         ------
         NewerSchemaError
             If a newer evergrow wrote the file.
+        FileFormatError
+            If the metadata are damaged or do not match the features.
         """
         stamp = Stamp()
         title = f"{self.title}: {STAMP}"
@@ -377,10 +399,10 @@ class ArrayFile:
             raise FileFormatError(
                 f"{self.title}: the metadata must match the features: {error}"
             ) from error
-        return backbone, stamp.widths, dict(stamp.extra.values)
+        return FileMetadata(backbone, stamp.widths, dict(stamp.extra.values))
 
     def _index(self) -> None:
-        """Find the arrays in the file, and read the texts."""
+        """Fill the attributes: find the arrays in the file, and read the texts."""
         pairs = [pair for pairs in _KEYS.values() for pair in pairs]
         known = {name for pair in pairs for name in pair} | set(_TEXTS)
         with (
@@ -416,7 +438,7 @@ class ArrayFile:
     def _read_text(
         self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
     ) -> None:
-        """Read an array of texts."""
+        """Read an array of texts into ``class_names`` or ``texts``."""
         with archive.open(info) as entry:
             _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
         with archive.open(info) as entry:
@@ -430,13 +452,14 @@ class ArrayFile:
     def _locate(
         self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
     ) -> StoredArray:
-        """Return type, shape and position of an array."""
+        """Return type, shape and position of an array, from its headers only."""
         with archive.open(info) as entry:
             header = _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
         by_columns = header.is_fortran and len(header.shape) > 1
         if info.compress_type != zipfile.ZIP_STORED or by_columns:
             return StoredArray(header.shape, header.dtype, -1)
-        # The extra fields of the local header can differ from those of the directory.
+        # The values follow the local header of the entry, its name and extra fields,
+        # and the NPY header. Extra fields can differ from those of the directory.
         start = info.header_offset
         local = self._tree.read(self._name, start, start + _LOCAL_HEADER_BYTES)
         name_and_extra = sum(struct.unpack("<HH", local[26:30]))
@@ -552,11 +575,12 @@ class ArraySource(Source):
         return self._widths(next(iter(self.files)))
 
     def _widths(self, name: str) -> tuple[int, ...]:
+        """Return the widths of blocks that a file states, or nothing."""
         file: ArrayFile = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
         if array.is_pixels or STAMP not in file.texts:
             return ()
-        return file.metadata(array.shape[1])[1]
+        return file.metadata(array.shape[1]).widths
 
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and labels that hold the selected part.
@@ -584,24 +608,25 @@ class ArraySource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
+        """Return the form and the shards of a file: rows of one array each."""
         arrays = self._open(name).arrays
         form: dict[str, Any] = {}
         first = None
         shards = []
-        for x, y in self._keys(name):
-            array = arrays[x]
+        for key, labels_key in self._keys(name):
+            array = arrays[key]
             form = {"width": array.shape[1:], "pixels": array.is_pixels}
             if self.options.labelled:
-                form["labels"] = y in arrays
-            first = check_same_form(self.tree, first, f"{name}: {x}", form)
-            step = max(min(rows, size // max(array.row_bytes, 1)), 1)
-            for start in range(0, array.shape[0], step):
-                stop = min(start + step, array.shape[0])
+                form["labels"] = labels_key in arrays
+            first = check_same_form(self.tree, first, f"{name}: {key}", form)
+            rows_per_shard = max(min(rows, size // max(array.row_bytes, 1)), 1)
+            for start in range(0, array.shape[0], rows_per_shard):
+                stop = min(start + rows_per_shard, array.shape[0])
                 n_rows = stop - start
                 where = {
                     "file": name,
-                    "array": x,
-                    "labels": y,
+                    "array": key,
+                    "labels": labels_key,
                     "start": start,
                     "stop": stop,
                 }
@@ -637,7 +662,7 @@ class ArraySource(Source):
         features = join_blocks(as_features(values, file.title, start), widths)
         backbone: dict[str, Any] = {}
         if STAMP in file.texts:
-            backbone = file.metadata(features.shape[1])[0]
+            backbone = file.metadata(features.shape[1]).backbone
         return Samples(
             "features",
             features=features,
@@ -652,7 +677,10 @@ class ArraySource(Source):
         return replace(concat_samples(list(self.chunks(2**62))), row_names=())
 
     def dataset(self) -> Dataset | FeatureSet:
-        """Return features in their stored types, or labelled images."""
+        """Return features in their stored types, or labelled images.
+
+        Several files are read as :meth:`Source.dataset` does.
+        """
         if len(self._every_file) > 1:
             return super().dataset()
         name = next(iter(self._every_file))
@@ -668,42 +696,10 @@ class ArraySource(Source):
                 f"{file.title} must hold X_train, y_train or X, y, "
                 f"but it lacks {', '.join(missing)}"
             )
-        X = file.rows(train[0])
-        y = file.rows(train[1])
-        X_test = X[:0]
-        y_test = y[:0]
-        if len(pairs) > 1:
-            X_test = file.rows("X_test")
-            y_test = file.rows("y_test")
         try:
             if file.arrays[train[0]].is_pixels:
-                known = dict(enumerate(file.class_names))
-                for (x_key, y_key), labels in zip(pairs, (y, y_test), strict=False):
-                    _check_arrays(file, x_key, y_key)
-                    class_labels(labels.tolist(), known, file.title)
-                test_images = Images(X_test) if len(X_test) else None
-                return Dataset.of(
-                    Images(X),
-                    y,
-                    test_images,
-                    y_test,
-                    names=file.class_names,
-                    layout="arrays",
-                )
-            width = X.shape[1] if X.ndim == 2 else 0
-            backbone, widths, unknown = file.metadata(width)
-            return FeatureSet(
-                Path(name).stem,
-                X,
-                y,
-                X_test,
-                y_test,
-                class_names=file.class_names,
-                backbone=backbone,
-                unknown=unknown,
-                has_test=len(X_test) > 0 or len(y_test) > 0,
-                widths=widths,
-            )
+                return _pixel_dataset(file, pairs)
+            return _feature_set(Path(name).stem, file, pairs)
         except (InputError, LabelError) as error:
             raise FileFormatError(
                 f"{file.title} must hold labelled features or images: {error}"
@@ -737,3 +733,43 @@ def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
             f"{file.title}: {y} must hold {samples.shape[0]} integers or strings, "
             f"got {_described(labels)}"
         )
+
+
+def _pixel_dataset(file: ArrayFile, pairs: Sequence[tuple[str, str]]) -> Dataset:
+    """Return the images in the arrays of one or two pairs (images, labels)."""
+    known = dict(enumerate(file.class_names))
+    parts: list[Any] = []
+    for pixels_key, labels_key in pairs:
+        _check_arrays(file, pixels_key, labels_key)
+        labels = file.rows(labels_key)
+        class_labels(labels.tolist(), known, file.title)  # checks them
+        is_empty_test = bool(parts) and not len(labels)
+        images = None if is_empty_test else Images(file.rows(pixels_key))
+        parts += [images, labels]
+    return Dataset.of(*parts, names=file.class_names, layout="arrays")
+
+
+def _feature_set(
+    name: str, file: ArrayFile, pairs: Sequence[tuple[str, str]]
+) -> FeatureSet:
+    """Return the features in the arrays of one or two pairs (features, labels)."""
+    X = file.rows(pairs[0][0])
+    y = file.rows(pairs[0][1])
+    X_test = X[:0]
+    y_test = y[:0]
+    if len(pairs) > 1:
+        X_test = file.rows(pairs[1][0])
+        y_test = file.rows(pairs[1][1])
+    metadata = file.metadata(X.shape[1] if X.ndim == 2 else 0)
+    return FeatureSet(
+        name,
+        X,
+        y,
+        X_test,
+        y_test,
+        class_names=file.class_names,
+        backbone=metadata.backbone,
+        unknown=metadata.unknown,
+        has_test=len(X_test) > 0 or len(y_test) > 0,
+        widths=metadata.widths,
+    )

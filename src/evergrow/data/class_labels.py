@@ -1,4 +1,4 @@
-"""Class labels: conversion to names, checks, and a split that is drawn per class."""
+"""Class labels of data sets: conversion to names, checks, and a split per class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.escaping import quote_names
 from evergrow.core.seeding import derive_seed
-from evergrow.data.in_memory import is_frame
 
 Label = str | int
 
@@ -21,80 +20,6 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 # -- conversion ------------------------------------------------------------------------
-
-
-def as_names(labels: Any, n: int) -> NDArray[np.str_]:
-    """Return the labels of n samples as class names.
-
-    Raises
-    ------
-    LabelError
-        If there are not n labels, or one is neither a number nor a visible name.
-
-    Examples
-    --------
-    >>> from evergrow.data.class_labels import as_names
-    >>> as_names([3, 10], 2).tolist()
-    ['3', '10']
-    """
-    values = label_values(labels)
-    if len(values) != n:
-        raise LabelError(f"labels must be one per sample ({n}), got {len(values)}")
-    for value in values:
-        is_nan = value != value
-        if not isinstance(value, (str, int, float)) or is_nan or not str(value).strip():
-            raise LabelError(f"labels must be visible names or numbers, got {value!r}")
-    return np.array([str(value) for value in values], dtype=np.str_)
-
-
-def label_values(labels: Any) -> list[Any]:
-    """Return labels in a list, an array or a one-column data frame as Python values."""
-    if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
-        raise LabelError(
-            f"labels must be a sequence of class names, got {type(labels).__name__}"
-        )
-    if is_frame(labels):
-        columns = list(labels.columns)
-        if len(columns) != 1:
-            raise LabelError(
-                f"a data frame of labels must have one column, got {len(columns)}"
-            )
-        labels = labels[columns[0]]
-    values = labels.tolist() if hasattr(labels, "tolist") else labels
-    return [_plain(value) for value in values]
-
-
-def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python value, and other values unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def kind_of(values: Sequence[Any]) -> str:
-    """Return the kind of labels: ``"name"``, ``"integer"`` or ``"boolean"``.
-
-    Parameters
-    ----------
-    values : sequence
-        Python values or NumPy scalars. Floats count as names.
-
-    Raises
-    ------
-    LabelError
-        If the labels have different types.
-
-    Examples
-    --------
-    >>> from evergrow.data.class_labels import kind_of
-    >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
-    ('name', 'integer', 'boolean', 'name')
-    """
-    types = {type(_plain(value)).__name__ for value in values}
-    if len(types) > 1:
-        raise LabelError(
-            f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}"
-        )
-    only = next(iter(types), "str")
-    return {"int": "integer", "bool": "boolean"}.get(only, "name")
 
 
 def class_labels(
@@ -117,8 +42,7 @@ def class_labels(
         If a label is missing, or an integer has no name although others have one.
     """
     found = []
-    for row, label in enumerate(labels):
-        value = _plain(label)
+    for row, value in enumerate(labels):
         if isinstance(value, int) and names:
             if value not in names:
                 raise InputError(
@@ -135,13 +59,15 @@ def class_labels(
     return np.array(found, dtype=np.str_)
 
 
-def integers(labels: Sequence[str]) -> Sequence[Label]:
-    """Return labels as integers if all are written as such, so that 10 sorts after 9.
+def as_integers(labels: Sequence[str]) -> Sequence[Label]:
+    """Return labels as integers if all are written as such, or else unchanged.
+
+    Integers sort by value: 10 after 9.
 
     Examples
     --------
-    >>> from evergrow.data.class_labels import integers
-    >>> integers(["10", "9"]), integers(["10", "nine"]), integers(["007"])
+    >>> from evergrow.data.class_labels import as_integers
+    >>> as_integers(["10", "9"]), as_integers(["10", "nine"]), as_integers(["007"])
     ([10, 9], ['10', 'nine'], ['007'])
     """
     if all(_INTEGER.fullmatch(label) for label in set(labels)):
@@ -153,7 +79,10 @@ def integers(labels: Sequence[str]) -> Sequence[Label]:
 
 
 def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
-    """Raise :class:`LabelError` if a test class is missing from the training set."""
+    """Raise :class:`LabelError` if a test class is missing from the training classes.
+
+    The message names a training class that differs in spelling only, if there is one.
+    """
     unknown = sorted(set(test) - set(train))
     if not unknown:
         return
@@ -186,6 +115,7 @@ def spelling_cautions(names: Sequence[str]) -> list[str]:
 
 
 def _folded(name: str) -> str:
+    """Return a name without differences of case, outer blanks and encoded accents."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 

@@ -11,8 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from evergrow.core.errors import InputError
 
-# Rows that are processed at a time, because the features may be memory-mapped.
 _ROWS_AT_A_TIME = 4096
+"""Rows that are processed at a time, because the features may be memory-mapped."""
 
 
 def block_slices(widths: Sequence[int]) -> list[slice]:
@@ -29,7 +29,7 @@ def block_slices(widths: Sequence[int]) -> list[slice]:
 
 
 def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
-    """Return block widths as a tuple; raise unless they add up to the columns.
+    """Return block widths as a tuple, after checking that they fit the columns.
 
     Parameters
     ----------
@@ -109,7 +109,10 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
 
 
 def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale rows to length one, after a square root of rows without negative values."""
+    """Return rows scaled to length one; rows of zeros stay.
+
+    Of a row without negative values, the square root is taken first.
+    """
     largest = np.abs(block).max(axis=1, keepdims=True)
     # Squares of the scaled values neither overflow nor underflow.
     block = block / np.where(largest > 0, largest, 1.0)
@@ -133,6 +136,11 @@ def as_features(values: NDArray[Any], title: str, start: int = 0) -> NDArray[Any
         Name of the data in error messages.
     start : int
         Number of the first row in error messages.
+
+    Raises
+    ------
+    InputError
+        If a value is NaN or infinite.
     """
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)

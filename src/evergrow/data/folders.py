@@ -12,8 +12,7 @@ from typing import NamedTuple
 from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable, quote_names
 from evergrow.data.class_labels import check_test_classes
-from evergrow.data.image_suffixes import is_image, unread_format
-from evergrow.data.items import Dataset
+from evergrow.data.items import Dataset, is_image, unread_format
 from evergrow.data.readers import (
     TEST_WORDS,
     TRAIN_WORDS,
@@ -27,6 +26,7 @@ _SYSTEM_FOLDERS = frozenset(
     {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
 )
 _OUTSIDE = "images outside class folders"
+"""Reason for which images are left out."""
 
 
 def is_hidden(name: str) -> bool:
@@ -34,9 +34,16 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
+def counts_text(counts: Counter[str]) -> str:
+    """Return reasons and their counts, sorted: ``"hidden: 2, links: 1"``."""
+    return ", ".join(
+        f"{printable(reason)}: {count}" for reason, count in sorted(counts.items())
+    )
+
+
 @dataclass
 class Walk:
-    """A listing of images below a folder, with counts of the files left out.
+    """Lists images below a folder, and counts the files left out by each call.
 
     Parameters
     ----------
@@ -53,7 +60,7 @@ class Walk:
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def subfolders(self, folder: str = "") -> list[str]:
-        """Return the sorted names of subfolders, and count the other files."""
+        """Return the sorted names of subfolders, and count all files as left out."""
         names = []
         for name, kind in self._entries(folder):
             if kind == "folder":
@@ -67,9 +74,10 @@ class Walk:
     def images(self, folder: str = "") -> list[str]:
         """Return the sorted paths of all images below a folder, relative to the root.
 
-        Links to folders are followed once. Links to a folder above are not followed,
-        because they would add images of other classes. Only folders are checked for
-        links, so listing 100,000 files costs little more than reading their names.
+        Other files are counted as left out. Links to folders are followed once. Links
+        to a folder above are not followed, because they would add images of other
+        classes. Only folders are checked for links, so listing 100,000 files costs
+        little more than reading their names.
         """
         paths: list[str] = []
         visited = {os.path.realpath(self.tree.root / folder)}
@@ -93,9 +101,9 @@ class Walk:
         return paths
 
     def _is_loop(self, path: str, parent: str, visited: set[str]) -> bool:
-        """Return whether a folder is a link to a visited folder or one above.
+        """Return whether a folder is a link to a visited folder or to one above it.
 
-        The target of another link is added to the visited folders.
+        If it is another link, its target is added to ``visited``.
         """
         if not self.tree.on_disk or not os.path.islink(self.tree.root / path):
             return False
@@ -107,14 +115,11 @@ class Walk:
         return False
 
     def notes(self) -> list[str]:
-        """Return a note about files left out, if there are any."""
+        """Return a list of one note about the files left out; empty without any."""
         if not self.ignored:
             return []
-        counts = ", ".join(
-            f"{printable(reason)}: {count}"
-            for reason, count in sorted(self.ignored.items())
-        )
-        return [f"files left out: {sum(self.ignored.values())} ({counts})"]
+        total = sum(self.ignored.values())
+        return [f"files left out: {total} ({counts_text(self.ignored)})"]
 
     def cautions(self) -> list[str]:
         """Return a caution about every image format that cannot be read."""
@@ -136,7 +141,7 @@ class Walk:
                 yield name, kind
 
     def _count_other(self, name: str) -> None:
-        """Count a file that cannot be read as an image."""
+        """Count a file as left out, by its image format or its suffix."""
         unread = unread_format(name)
         if unread:
             self.unread[unread] += 1
@@ -149,10 +154,11 @@ class Walk:
 
 
 def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
-    """Return the training, the test and other test folders, or None without a pair.
+    """Return the training folder, the test folder and the other test folders.
 
-    Names are compared case-insensitively. A test folder without subfolders, which holds
-    unlabelled images, is passed over if there is a validation folder with some.
+    Returns None unless there are both. Names are compared case-insensitively. A test
+    folder without subfolders, which holds unlabelled images, is passed over if there is
+    a validation folder with some.
     """
     walk = Walk(tree)
     by_lower: dict[str, str] = {}
@@ -175,7 +181,7 @@ def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
 
 
 def unwrapped(tree: Tree) -> Tree:
-    """Return the only folder in a tree if it holds train and test, or else the tree.
+    """Return the tree of the only folder if it holds train and test, or else `tree`.
 
     Archives often unpack to ``cub/cub/train``, and VTAB lies in ``vtab-cil/vtab``.
     """
@@ -187,8 +193,11 @@ def unwrapped(tree: Tree) -> Tree:
     return tree
 
 
-def partner_name(tree: Tree, train: str) -> str | None:
-    """Return the test file of a training file, such as ``x_test.csv``, or None."""
+def test_file_of(tree: Tree, train: str) -> str | None:
+    """Return the existing test file of a training file, or None.
+
+    That of ``x_train.csv`` is ``x_test.csv``, ``x_val.csv`` or the like.
+    """
     folder, name = posixpath.split(train)
     stem, suffix = posixpath.splitext(name)
     start = stem.lower().rfind("train")
@@ -217,16 +226,17 @@ def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
             if (
                 suffix.lower() in suffixes
                 and stem.lower().endswith(TRAIN_WORDS)
-                and partner_name(tree, file) is not None
+                and test_file_of(tree, file) is not None
             ):
                 return file
     return None
 
 
 def has_train_test(tree: Tree) -> bool:
-    """Return whether there are training and test folders with class folders.
+    """Return whether training and test folders are the data set itself.
 
-    Folders without class folders belong to a list or table.
+    If there is also a training list or table, they are only if they hold class folders;
+    otherwise they hold the images that it lists.
     """
     names = split_folders(tree)
     if names is None:
@@ -269,7 +279,7 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """
     folders = Walk(tree).subfolders()
     base = ""
-    walk = Walk(tree)
+    walk = Walk(tree)  # a second one, because _read_parts counts the same files
     if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:
         base = folders[0]
         folders = Walk(tree).subfolders(base)
@@ -284,7 +294,19 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
 
 
 def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> Dataset:
-    """Return the images in the class folders of one part, or of train and test."""
+    """Return the images in the class folders of one part, or of train and test.
+
+    Parameters
+    ----------
+    walk : Walk
+        The files; its counts become notes and cautions.
+    parts : list of str
+        Folder of the training part, "" for the root, and of the test part, if any.
+    layout : str
+        Name of the reader.
+    notes : list of str
+        Further notes.
+    """
     tree = walk.tree
     class_folders = [_class_folders(walk, part) for part in parts]
     cautions = []
@@ -321,7 +343,7 @@ class _FolderImages(NamedTuple):
 
 
 def _images_of(walk: Walk, folders: list[str]) -> _FolderImages:
-    """Return the images in class folders."""
+    """Return the images in class folders; raise :class:`InputError` without any."""
     found = _FolderImages([], [], [])
     for folder in folders:
         images = walk.images(folder)
@@ -339,7 +361,7 @@ def _images_of(walk: Walk, folders: list[str]) -> _FolderImages:
 
 
 def _class_folders(walk: Walk, part: str) -> list[str]:
-    """Return the class folders of a part."""
+    """Return the paths of a part's class folders, or raise :class:`InputError`."""
     names = walk.subfolders(part)
     if names:
         return [posixpath.join(part, name) for name in names]
@@ -354,7 +376,10 @@ def _class_folders(walk: Walk, part: str) -> list[str]:
 
 
 def _nesting_cautions(tree: Tree, folders: list[str]) -> list[str]:
-    """Return a caution if subfolders repeat names, as folders of classes would."""
+    """Return a caution if class folders have subfolders of the same names.
+
+    Those may be the classes then. At least half of the names must repeat.
+    """
     inner = Counter(
         name
         for folder in folders

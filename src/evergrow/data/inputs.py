@@ -1,6 +1,8 @@
-"""One front door for data: anything that users pass, converted to samples.
+"""The front door for data: convert anything that users pass to samples.
 
-Accepted are paths, images, arrays, texts, features, data frames and streams.
+Accepted are paths, images, arrays, texts, features, data frames and streams. Objects of
+pandas, polars, Pillow and torch are recognised by their class names, so that these
+libraries need not be imported.
 """
 
 from __future__ import annotations
@@ -15,31 +17,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, InputError
-from evergrow.core.validation import as_weights
+from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
+from evergrow.core.validation import as_weights, is_instance_of
 from evergrow.data.arrays import FeatureSet, read_npy
-from evergrow.data.class_labels import as_names, kind_of, label_values
 from evergrow.data.feature_blocks import as_features
-from evergrow.data.image_suffixes import is_image
-from evergrow.data.in_memory import (
-    channels_last,
-    frame_values,
-    is_frame,
-    is_pil_image,
-    is_pixels,
-    is_stream,
-    stream_pairs,
-)
-from evergrow.data.items import Dataset, Images, Items, Samples, Texts
+from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_about
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
 from evergrow.data.shards import ListedSource
 
 Part = Literal["train", "test", "all"]
-"""Part of a source; a source without parts is always read completely."""
+"""Part of a data set. A source without parts is always read completely."""
 
 CHUNK = 256
 """Samples of a stream that are held in memory at a time."""
+
+_TORCH = "torch.utils.data"
 
 
 # -- with labels -----------------------------------------------------------------------
@@ -54,13 +47,21 @@ def read_labelled(
     ----------
     data : path-like, Dataset, FeatureSet, Samples or (items, labels)
         The source. Paths and names are read by :func:`evergrow.data.read`. No test
-        part is drawn: a source without one is read completely.
+        part is drawn: a source without one is read completely. Samples are returned
+        unchanged.
     part : {"train", "test", "all"}
         Part to read of a source with a training and a test part.
     kind : {"image", "text", "features"}, optional
         Kind of samples that the model takes, to tell texts from paths.
     options : DataOptions, optional
-        How to read a path or name: columns, depth of class folders.
+        How to read a path or name: layout, columns of tables.
+
+    Raises
+    ------
+    InputError
+        If `data` has another type, or items are malformed.
+    LabelError
+        If there is not one valid label per item, or labels are of several types.
 
     Warns
     -----
@@ -85,7 +86,7 @@ def read_labelled(
         samples = read_items(data[0], kind)
         labels = label_values(data[1])
         names = as_names(labels, len(samples))
-        return replace(samples, labels=names, label_kind=kind_of(labels))
+        return replace(samples, labels=names, label_kind=_label_kind(labels))
     size = f" of {len(data)}" if isinstance(data, tuple) else ""
     raise InputError(
         "data must be a path, a Dataset, a FeatureSet or a pair (items, labels), "
@@ -96,7 +97,10 @@ def read_labelled(
 def read_parts(
     source: str | os.PathLike[str], options: DataOptions | None = None
 ) -> Dataset | FeatureSet:
-    """Return the data at a path or under a name; no test part is drawn."""
+    """Return the data at a path or under a name, and warn of probable mistakes.
+
+    No test part is drawn.
+    """
     found = read(source, options).dataset()
     if isinstance(found, Dataset):
         warn_about(name_of(os.fspath(source)), found.cautions, level=4)
@@ -126,6 +130,19 @@ def read_items(
     options : DataOptions, optional
         How to read a path: columns of tables.
 
+    Returns
+    -------
+    Samples
+        Without labels, except for `items` that are Samples: they are returned
+        unchanged.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If a file does not exist.
+    InputError
+        If there are no items, or they are of several kinds.
+
     Examples
     --------
     >>> import numpy as np
@@ -142,9 +159,11 @@ def read_items(
         return Samples(items.kind, items, lasting=lasting)
     if isinstance(items, (str, os.PathLike)):
         return _from_text_or_path(items, kind, options or DEFAULTS)
-    if not isinstance(items, list) and is_pil_image(items):
+    if isinstance(items, list):
+        return _from_sequence(items, kind)
+    if is_pil_image(items):
         return Samples("image", Images((items,)))
-    if hasattr(items, "detach"):
+    if hasattr(items, "detach"):  # a tensor of torch
         items = items.detach().cpu().numpy()
         if items.ndim in (3, 4) and kind != "features":
             items = channels_last(items)
@@ -169,52 +188,57 @@ def read_unknown(
     part: Part = "all",
     options: DataOptions | None = None,
 ) -> Samples:
-    """Return samples with labels if the source has some, and without otherwise."""
-    if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
+    """Return samples of unknown classes, with labels only if the source has some.
+
+    A pair (items, labels), a data set or a path is read by :func:`read_labelled`.
+    Other items, and folders of images without class folders, are read by
+    :func:`read_items`.
+    """
+    if isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet)):
         try:
             return read_labelled(unknown, part, kind, options)
-        except InputError:  # a folder of images without classes
-            return read_items(unknown, kind)
-    if isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet)):
-        return read_labelled(unknown, part, kind, options)
+        except InputError:
+            # A folder without class folders has no labels.
+            if not isinstance(unknown, (str, os.PathLike)) or os.path.isfile(unknown):
+                raise
     return read_items(unknown, kind)
 
 
 def _from_text_or_path(
     value: str | os.PathLike[str], kind: str | None, options: DataOptions
 ) -> Samples:
-    """Return the samples of one path, or a text if there is no such file."""
-    path = Path(value)
-    text = os.fspath(value)
-    suffix = path.suffix.lower()
+    """Return the samples at a path, or a string that is not a path as one text."""
     # Unlike Path.is_file, os.path.isfile accepts texts too long for a file name.
-    is_file = os.path.isfile(value)
-    if not is_file and not os.path.isdir(value):
-        if suffix in (".npy", ".npz") and kind != "text":
-            raise DatasetNotFoundError(f"No file {text!r} here.")
-        if isinstance(value, str) and _is_text(value, kind):
-            return Samples("text", Texts((value,)))
-        return _from_paths([value])
-    if suffix == ".npy" and is_file:
-        return _from_features(read_npy(path))
-    if is_file and (is_image(text) or reader_of_file(text) is None):
-        return _from_paths([value])
+    if os.path.isfile(value) or os.path.isdir(value):
+        return _from_existing_path(Path(value), kind, options)
+    if Path(value).suffix.lower() in (".npy", ".npz") and kind != "text":
+        raise DatasetNotFoundError(f"No file {os.fspath(value)!r} here.")
+    can_be_text = kind == "text" or (kind is None and not is_image(os.fspath(value)))
+    if isinstance(value, str) and can_be_text:
+        return Samples("text", Texts((value,)))
+    return _from_paths([value])
+
+
+def _from_existing_path(path: Path, kind: str | None, options: DataOptions) -> Samples:
+    """Return all samples of a folder or a file. Of an NPZ file, take the test part."""
+    name = os.fspath(path)
+    suffix = path.suffix.lower()
+    if path.is_file():
+        if suffix == ".npy":
+            return _from_features(read_npy(path))
+        if is_image(name) or reader_of_file(name) is None:
+            return _from_paths([path])
     wanted = kind if kind in ("image", "text") else ""
     part = "test" if suffix == ".npz" else "all"
     source = read(path, options, labelled=False, kind=wanted, part=part)
     found = source.samples()
     if isinstance(source, ListedSource):
-        warn_about(name_of(text), source.dataset().cautions)
+        warn_about(name_of(name), source.dataset().cautions, level=5)
     return replace(found, labels=None)
 
 
-def _is_text(value: str, kind: str | None) -> bool:
-    """Return whether a string that is not the path of a file is taken as a text."""
-    return kind == "text" or (kind is None and not is_image(value))
-
-
 def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
-    """Return existing image files as samples."""
+    """Return image files as samples, or raise for the first one that is missing."""
     missing = [os.fspath(path) for path in paths if not os.path.isfile(path)]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -256,7 +280,11 @@ def _from_sequence(items: Sequence[Any], kind: str | None) -> Samples:
 
 
 def _are_texts(items: Sequence[Any], kind: str | None) -> bool:
-    """Return whether strings and paths are texts rather than paths of images."""
+    """Return whether strings and paths are texts rather than paths of images.
+
+    Strings that all end like image files are texts only if the model is known to take
+    other samples, and one of the files is missing.
+    """
     if kind == "image" or not all(isinstance(item, str) for item in items):
         return False
     if not all(is_image(item) for item in items):
@@ -274,9 +302,12 @@ def _from_array(array: NDArray[Any], kind: str | None) -> Samples:
         return _from_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":
         return _from_features(array)
-    if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4)):
+    # Of shape (h, w) or (h, w, channels); other 3-D arrays are grey images (n, h, w).
+    is_one_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    if is_one_image:
         return Samples("image", Images((array,)))
     if array.ndim == 4 and array.shape[3] != 3:
+        # Images of one or four channels are not kept as one array.
         return Samples("image", Images(tuple(array)))
     return Samples("image", Images(array))
 
@@ -299,12 +330,12 @@ def _from_features(array: NDArray[Any]) -> Samples:
 def labelled_chunks(
     data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None
 ) -> Iterable[Samples]:
-    """Return labelled samples at once, or the samples of a stream in chunks.
+    """Return labelled samples as one chunk, or a generator of the chunks of a stream.
 
     Parameters
     ----------
     data, y : object
-        As for :meth:`evergrow.Learner.fit`.
+        As for :meth:`evergrow.Learner.fit`. With `y`, `data` are items.
     sample_weight : array-like or None
         Weight of each sample.
     part : {"train", "test", "all"}
@@ -335,7 +366,9 @@ def labelled_chunks(
 
 
 def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
-    """Return samples without labels at once, or the samples of a stream in chunks.
+    """Return items as one chunk, or a generator of the chunks of a stream.
+
+    Labels of a stream are ignored.
 
     Parameters
     ----------
@@ -357,7 +390,7 @@ def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
 def read_chunks(
     data: Any, kind: str | None, *, labelled: bool = True
 ) -> Iterator[Samples]:
-    """Yield the samples of a stream in chunks of :data:`CHUNK`; each is read once.
+    """Yield the samples of a stream in chunks of :data:`CHUNK`, reading it once.
 
     Parameters
     ----------
@@ -394,3 +427,354 @@ def read_chunks(
     if empty:
         noun = "sample" if labelled else "item"
         raise InputError(f"data must hold at least one {noun}, got none")
+
+
+# -- labels ---------------------------------------------------------------------------
+
+
+def as_names(labels: Any, n: int) -> NDArray[np.str_]:
+    """Return the labels of n samples as class names.
+
+    Raises
+    ------
+    LabelError
+        If there are not n labels, or one is neither a number nor a visible name.
+
+    Examples
+    --------
+    >>> from evergrow.data.inputs import as_names
+    >>> as_names([3, 10], 2).tolist()
+    ['3', '10']
+    """
+    values = label_values(labels)
+    if len(values) != n:
+        raise LabelError(f"labels must be one per sample ({n}), got {len(values)}")
+    for value in values:
+        is_nan = value != value
+        if not isinstance(value, (str, int, float)) or is_nan or not str(value).strip():
+            raise LabelError(f"labels must be visible names or numbers, got {value!r}")
+    return np.array([str(value) for value in values], dtype=np.str_)
+
+
+def label_values(labels: Any) -> list[Any]:
+    """Return labels in a list, an array or a one-column data frame as Python values."""
+    if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
+        raise LabelError(
+            f"labels must be a sequence of class names, got {type(labels).__name__}"
+        )
+    if is_frame(labels):
+        columns = list(labels.columns)
+        if len(columns) != 1:
+            raise LabelError(
+                f"a data frame of labels must have one column, got {len(columns)}"
+            )
+        labels = labels[columns[0]]
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    return [
+        value.item() if isinstance(value, np.generic) else value for value in values
+    ]
+
+
+def _label_kind(values: Sequence[Any]) -> str:
+    """Return the kind of labels: ``"name"``, ``"integer"`` or ``"boolean"``.
+
+    Labels are Python values. Floats count as names. Labels of several types raise
+    :class:`LabelError`.
+    """
+    types = {type(value).__name__ for value in values}
+    if len(types) > 1:
+        raise LabelError(
+            f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}"
+        )
+    only = next(iter(types), "str")
+    return {"int": "integer", "bool": "boolean"}.get(only, "name")
+
+
+# -- images ----------------------------------------------------------------------------
+
+
+def is_pil_image(item: Any) -> bool:
+    """Return whether an object is an image of Pillow."""
+    return is_instance_of(item, "PIL.Image", "Image")
+
+
+def is_pixels(item: Any) -> bool:
+    """Return whether an object is one image as an array of bytes."""
+    return (
+        isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
+    )
+
+
+def channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    """Return channels-first images as bytes with channels last.
+
+    Parameters
+    ----------
+    array : ndarray of shape (c, h, w) or (n, c, h, w)
+        One image or several with one or three channels, as bytes or as floats from 0
+        to 1. Images that already have their channels last are only converted to bytes.
+
+    Returns
+    -------
+    ndarray of uint8 of shape (h, w, 3) or (n, h, w, 3)
+        Contiguous. Without the last axis if there is one channel.
+
+    Raises
+    ------
+    InputError
+        If floats lie outside of 0 to 1, for example because images are normalised.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data.inputs import channels_last
+    >>> channels_last(np.full((3, 4, 5), 0.2, np.float32))[0, 0].tolist()
+    [51, 51, 51]
+    """
+    if array.dtype.kind == "f":
+        low = float(array.min()) if array.size else 0.0
+        high = float(array.max()) if array.size else 0.0
+        if not 0.0 <= low <= high <= 1.0:
+            raise InputError(
+                f"images of floats must lie between 0 and 1, got {low:.3g} to "
+                f"{high:.3g}: leave out the normalisation, which the backbone applies"
+            )
+        array = np.rint(array * 255.0).astype(np.uint8)
+    is_channels_first = array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4)
+    if array.dtype == np.uint8 and is_channels_first:
+        array = np.moveaxis(array, -3, -1)
+        if array.shape[-1] == 1:
+            array = array[..., 0]
+    return np.ascontiguousarray(array)
+
+
+# -- data frames -----------------------------------------------------------------------
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether an object is a data frame of pandas, polars or the like.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> from evergrow.data.inputs import is_frame
+    >>> is_frame(pandas.DataFrame({"a": [1]}))
+    True
+    >>> is_frame(pandas.Series([1])), is_frame([[1]])
+    (False, False)
+    """
+    return (
+        hasattr(value, "columns")
+        and hasattr(value, "to_numpy")
+        and len(getattr(value, "shape", ())) == 2
+    )
+
+
+def is_pandas(value: Any) -> bool:
+    """Return whether an object is a data frame or series of pandas, with an index."""
+    return is_instance_of(value, "pandas", "DataFrame", "Series")
+
+
+def frame_values(
+    frame: Any, kind: str | None
+) -> tuple[NDArray[Any] | list[Any], tuple[str, ...]]:
+    """Return the numbers and column names of a data frame, or its column of texts.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Of pandas or polars.
+    kind : {"image", "text", "features"} or None
+        Kind of samples that the model takes, if known.
+
+    Returns
+    -------
+    values : ndarray of shape (n, d) or list
+        Numbers, or the texts or paths of a single column.
+    names : tuple of str
+        Column names; empty for texts and paths, and for names that are not strings.
+
+    Raises
+    ------
+    InputError
+        If there are no rows, a column is not numeric, or only some names are strings.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> from evergrow.data.inputs import frame_values
+    >>> frame_values(pandas.DataFrame({"a": [1, 2], "b": [0.5, 1.5]}), None)[1]
+    ('a', 'b')
+    >>> frame_values(pandas.DataFrame({"text": ["hello", "hi"]}), None)[0]
+    ['hello', 'hi']
+    """
+    if frame.shape[0] == 0:
+        raise InputError("items must hold at least one item, got a frame without rows")
+    array = np.asarray(frame.to_numpy())
+    names = list(frame.columns)
+    if len(names) == 1 and kind != "features" and array.dtype.kind in "OUT":
+        return list(frame[names[0]]), ()
+    # Names are used if all are strings, as in scikit-learn.
+    strings = [isinstance(name, str) for name in names]
+    if any(strings) and not all(strings):
+        raise InputError(
+            "columns of a data frame must all be named by strings, or none of them, "
+            "got some of each"
+        )
+    if array.dtype.kind not in "fiu":
+        array = np.column_stack([_numbers(frame, name) for name in names])
+    return array, tuple(names) if all(strings) else ()
+
+
+def _numbers(frame: Any, name: Any) -> NDArray[np.float64]:
+    """Return a column as numbers. Missing values become NaN, which is refused later."""
+    column = np.asarray(frame[name].to_numpy())
+    try:
+        if column.dtype.kind not in "biufO":
+            raise TypeError
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(
+            "columns of a frame must be numbers to be features, "
+            f"got {name!r} of {frame[name].dtype}; "
+            "pass texts and paths as one column, such as frame['text']"
+        ) from None
+
+
+def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
+    """Raise :class:`InputError` unless named columns match the learned ones in order.
+
+    Columns without names, of arrays and files, are matched by position.
+
+    Examples
+    --------
+    >>> from evergrow.data.inputs import check_columns
+    >>> check_columns(["b", "a"], ["a", "b"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.InputError: columns must be ...; got 'b' instead of 'a'
+    >>> check_columns(["a", "c"], ["a", "b"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.InputError: columns must be ...; missing: 'b'; not learned: 'c'
+    """
+    if not given or not learned or list(given) == list(learned):
+        return
+    missing = [f"missing: {name!r}" for name in learned if name not in set(given)]
+    added = [f"not learned: {name!r}" for name in given if name not in set(learned)]
+    differences = [*missing[:5], *added[:5]]
+    if not differences:
+        pairs = zip(given, learned, strict=False)
+        now, was = next((now, was) for now, was in pairs if now != was)
+        differences = [f"got {now!r} instead of {was!r}"]
+    raise InputError(
+        f"columns must be those learned, in their order; {'; '.join(differences)}"
+    )
+
+
+# -- streams ---------------------------------------------------------------------------
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether data is an iterator, or a Dataset or DataLoader of torch.
+
+    Examples
+    --------
+    >>> from evergrow.data.inputs import is_stream
+    >>> is_stream(row for row in range(3)), is_stream([1, 2])
+    (True, False)
+    """
+    if isinstance(data, (list, str)):  # the most frequent types first
+        return False
+    return isinstance(data, Iterator) or is_instance_of(
+        data, _TORCH, "Dataset", "DataLoader"
+    )
+
+
+def check_not_stream(data: Any) -> None:
+    """Raise :class:`InputError` for a stream, whose images can be read only once."""
+    if is_stream(data):
+        raise InputError(
+            "data must be read several times to adapt a backbone, so it must not be a "
+            f"stream, got {type(data).__name__}"
+        )
+
+
+def stream_pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield single items of a stream with their labels.
+
+    Parameters
+    ----------
+    data : iterator, Dataset or DataLoader
+        Pairs (item, label), batches (items, labels), or items alone.
+    labelled : bool
+        Whether labels are required. An item without a label has the label None.
+    """
+    batched = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
+    for element in _elements(data):
+        items, labels, is_pair = _split_pair(element, labelled)
+        several = isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) > 0
+        if is_pair and (batched or several):
+            if len(items) != len(labels):
+                raise LabelError(
+                    f"labels must be one per sample ({len(items)}), got {len(labels)}"
+                )
+            yield from zip(map(_as_item, items), map(_as_label, labels), strict=True)
+        elif batched:
+            for item in items:
+                yield _as_item(item), None
+        else:
+            yield _as_item(items), _as_label(labels)
+
+
+def _elements(data: Any) -> Iterator[Any]:
+    """Yield the elements of a stream; a map-style Dataset is indexed up to its length.
+
+    ``iter`` would index the data set beyond its end, and few raise IndexError.
+    """
+    map_style = (
+        is_instance_of(data, _TORCH, "Dataset")
+        and hasattr(data, "__len__")
+        and not hasattr(data, "__iter__")
+    )
+    if not map_style:
+        yield from data
+        return
+    for row in range(len(data)):
+        yield data[row]
+
+
+def _split_pair(element: Any, labelled: bool) -> tuple[Any, Any, bool]:
+    """Return item, label (or None) of a stream element, and whether it is a pair."""
+    is_tuple = isinstance(element, (tuple, list))
+    if is_tuple and len(element) == 2:
+        return element[0], element[1], True
+    if labelled:
+        size = f" of {len(element)}" if hasattr(element, "__len__") else ""
+        raise InputError(
+            "data must come as pairs (item, label) or (items, labels), "
+            f"got a {type(element).__name__}{size}"
+        )
+    if is_tuple and len(element) == 1:
+        return element[0], None, False
+    return element, None, False
+
+
+def _as_label(label: Any) -> Any:
+    """Return a zero-dimensional array or tensor as a Python value."""
+    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:
+        return label.item()
+    return label
+
+
+def _as_item(item: Any) -> Any:
+    """Return one item as an array, an image or a text, with channels last."""
+    is_tensor = hasattr(item, "detach")
+    value = item.detach().cpu().numpy() if is_tensor else item
+    if (
+        isinstance(value, np.ndarray)
+        and value.ndim == 3
+        and (is_tensor or value.dtype.kind == "f")
+    ):
+        return channels_last(value)
+    return value

@@ -1,17 +1,18 @@
 """Records of data: images and texts, samples with labels, training and test parts.
 
 Nothing is decoded here. Every item has a name for messages, and a sequence of items has
-a stamp for caches.
+a stamp for caches, a hash that identifies it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -29,13 +30,14 @@ from evergrow.data.class_labels import Label
 
 Kind = Literal["image", "text"]
 
-# Images hashed at a time, because the array may be memory-mapped.
 _IMAGES_AT_A_TIME = 1024
+"""Images that are hashed at a time, because the array may be memory-mapped."""
 
 _EXIF_ORIENTATION = 274
+"""Number of the EXIF tag that says how to rotate an image."""
 
 
-class Stored(NamedTuple):
+class StoredImage(NamedTuple):
     """An image by reference.
 
     Parameters
@@ -62,8 +64,8 @@ class Images:
     values : sequence
         File names relative to ``root``, with forward slashes. Or any of paths, bytes of
         image files, uint8 arrays, PIL images, references into a store
-        (:class:`Stored`), and errors that explain why an image is missing. Or one array
-        of shape (n, height, width, 3) in RGB order, or (n, height, width).
+        (:class:`StoredImage`), and errors that explain why an image is missing. Or one
+        array of shape (n, height, width, 3) in RGB order, or (n, height, width).
     titles : tuple of str
         Names for messages. Files have names already; other images without titles are
         numbered.
@@ -114,7 +116,7 @@ class Images:
         """Whether the images are stored in files, so that caching features pays."""
         if self.root is not None:
             return True
-        return len(self) > 0 and isinstance(self.values[0], Stored)
+        return len(self) > 0 and isinstance(self.values[0], StoredImage)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -135,7 +137,9 @@ class Images:
         return f"image {row}"
 
     def raw(self, row: int) -> Any:
-        """Return one image, and read it from its store if it has one.
+        """Return an undecoded image: a path, bytes, an array or a PIL image.
+
+        The image is read from its store if it has one.
 
         Raises
         ------
@@ -147,7 +151,7 @@ class Images:
             return self.root / value
         if isinstance(value, ImageError):
             raise value
-        if not isinstance(value, Stored):
+        if not isinstance(value, StoredImage):
             return value
         try:
             return value.store.read(value.key)
@@ -156,7 +160,7 @@ class Images:
             raise ImageError(str(error)) from error
 
     def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
-        """Return name and content of images, with the error as content if one fails."""
+        """Return the name of each image and the result of :meth:`raw`, or its error."""
         found: list[tuple[str, Any]] = []
         for row in rows:
             try:
@@ -180,7 +184,8 @@ class Images:
         """Return a hash of images in memory, and of names and sizes of files.
 
         Files are not read. With ``times``, the hash depends on modification times too;
-        without, a copy on another machine has the same hash.
+        without, a copy on another machine has the same hash. Images in memory are
+        hashed once: changes of an array after the first call are not seen.
         """
         if self.lasting:
             return self._hash(times=times)
@@ -191,6 +196,7 @@ class Images:
         return self._hash(times=True)
 
     def _hash(self, *, times: bool) -> str:
+        """Return the stamp without looking whether it was computed before."""
         if isinstance(self.values, np.ndarray):
             return _hash_of_pixels(self.values)
         prefix = b"files" if self.root is not None else b"images"
@@ -201,8 +207,8 @@ class Images:
         return digest.hexdigest()
 
     def _identity(self, value: Any, *, times: bool) -> Iterable[Any]:
-        """Yield bytes that identify one image."""
-        if isinstance(value, Stored):
+        """Yield bytes-like objects that together identify one image."""
+        if isinstance(value, StoredImage):
             mark = value.store.mark(value.key, times=times)
             yield mark.encode("utf-8", "surrogateescape") + b"\0"
         elif isinstance(value, (str, os.PathLike)):
@@ -225,6 +231,7 @@ class Images:
             yield pixels.reshape(-1).data
 
     def _status(self, name: str | os.PathLike[str]) -> os.stat_result:
+        """Return the status of a file, or raise :class:`DatasetNotFoundError`."""
         path = os.path.join(self.root or "", name)
         try:
             return os.stat(path)
@@ -235,6 +242,7 @@ class Images:
 
 
 def _hash_of_pixels(array: NDArray[np.uint8]) -> str:
+    """Return a hash of the shape and the values of an array of images."""
     digest = hashlib.blake2b(f"pixels{array.shape}".encode(), digest_size=16)
     for start in range(0, len(array), _IMAGES_AT_A_TIME):
         part = np.ascontiguousarray(array[start : start + _IMAGES_AT_A_TIME])
@@ -295,7 +303,7 @@ Items: TypeAlias = Images | Texts
 
 
 def concat_items(parts: Sequence[Items]) -> Items:
-    """Concatenate items of one kind.
+    """Concatenate items of one kind. Nothing is read.
 
     Parameters
     ----------
@@ -330,7 +338,10 @@ def concat_items(parts: Sequence[Items]) -> Items:
 
 
 def _concat_images(parts: Sequence[Images]) -> Images:
-    """Concatenate images as one array, as files of one folder, or as single values."""
+    """Concatenate images in the first of three forms that holds all of them.
+
+    These are one array, files with a common root, and single values with titles.
+    """
     arrays = [part.values for part in parts if isinstance(part.values, np.ndarray)]
     if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
         return Images(np.concatenate(arrays))
@@ -353,6 +364,109 @@ def _concat_images(parts: Sequence[Images]) -> Images:
         for name in part.values
     )
     return Images(names, root=root)
+
+
+# -- image files by suffix -------------------------------------------------------------
+
+IMAGE_SUFFIXES = frozenset(
+    {
+        ".jpg",
+        ".jpeg",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+    }
+)
+"""Suffixes of images that Pillow reads without a plugin."""
+
+
+class _Plugin(NamedTuple):
+    """An optional package that reads more image formats."""
+
+    title: str
+    module: str
+    suffixes: tuple[str, ...]
+
+
+_RAW_SUFFIXES = (
+    ".dng",
+    ".cr2",
+    ".cr3",
+    ".nef",
+    ".arw",
+    ".orf",
+    ".rw2",
+    ".raf",
+    ".pef",
+    ".srw",
+)
+
+_PLUGINS = {
+    "heic": _Plugin("HEIC", "pillow_heif", (".heic", ".heif", ".hif")),
+    "raw": _Plugin("camera RAW", "rawpy", _RAW_SUFFIXES),
+}
+"""Plugins by the name of the evergrow extra that installs them."""
+
+# Images in these formats are reported, and not counted as other files.
+_UNSUPPORTED = (".avif", ".jxl", ".jp2", ".svg", ".psd")
+
+
+@cache
+def has_plugin(extra: str) -> bool:
+    """Return whether the plugin of an extra is installed, without importing it."""
+    return importlib.util.find_spec(_PLUGINS[extra].module) is not None
+
+
+def plugin_of(name: str) -> str | None:
+    """Return the extra whose plugin reads an image file, or None for other files."""
+    suffix = os.path.splitext(name)[1].lower()
+    for extra, plugin in _PLUGINS.items():
+        if suffix in plugin.suffixes:
+            return extra
+    return None
+
+
+def unread_format(name: str) -> tuple[str, str] | None:
+    """Return the format of an image file that cannot be read, and the remedy.
+
+    Returns None for images that can be read, and for files that are not images.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import unread_format
+    >>> unread_format("drawing.PSD")[1], unread_format("a.jpg")
+    ('save them as JPEG or PNG', None)
+    """
+    extra = plugin_of(name)
+    if extra is not None and not has_plugin(extra):
+        return _PLUGINS[extra].title, f"pip install 'evergrow[{extra}]' reads them"
+    if name.lower().endswith(_UNSUPPORTED):
+        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG"
+    return None
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file name has the suffix of an image that can be read here.
+
+    Formats of optional plugins count if the plugin is installed.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import is_image
+    >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
+    (True, False, False)
+    """
+    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+        return True
+    extra = plugin_of(name)
+    return extra is not None and has_plugin(extra)
 
 
 # -- samples ---------------------------------------------------------------------------
@@ -419,7 +533,7 @@ class Samples:
         return self.labels
 
     def names(self) -> list[str]:
-        """Return a name of every sample for messages."""
+        """Return a name of every sample for messages; several can be equal."""
         if self.row_names:
             return list(self.row_names)
         if self.items is None:
@@ -443,7 +557,10 @@ class Samples:
 
 
 def concat_samples(parts: Sequence[Samples]) -> Samples:
-    """Concatenate samples of one kind."""
+    """Concatenate samples of one kind, all with labels or all without.
+
+    They must have no weights. Other fields are those of the first part.
+    """
     if len(parts) == 1:
         return parts[0]
     features = [part.features for part in parts if part.features is not None]
@@ -523,9 +640,19 @@ class Dataset:
         names : mapping or sequence of str
             Names of integer labels, if known.
         **about
-            The other fields.
+            Fields of the data set: name, source, layout, notes and cautions.
+
+        Raises
+        ------
+        LabelError
+            If there is not one label per sample.
         """
-        known = names if isinstance(names, Mapping) else dict(enumerate(names))
+        named = names.items() if isinstance(names, Mapping) else enumerate(names)
+        known: dict[Any, str] = dict(named)
+
+        def class_name(label: Label) -> str:
+            return known.get(label, str(label))
+
         parts = [(train, list(np.asarray(train_labels, dtype=object)))]
         if test is not None:
             parts.append((test, list(np.asarray(test_labels, dtype=object))))
@@ -536,20 +663,18 @@ class Dataset:
                 )
         if any(isinstance(label, str) for _, labels in parts for label in labels):
             parts = [(items, list(map(str, labels))) for items, labels in parts]
-        # All labels are strings or all are integers here, so they can be sorted.
-        classes = sorted(set(parts[0][1]))
         samples = []
         for items, labels in parts:
-            label_names = [known.get(label, str(label)) for label in labels]
-            array = np.array(label_names, dtype=np.str_)
+            array = np.array(list(map(class_name, labels)), dtype=np.str_)
             samples.append(Samples(items.kind, items, labels=array, lasting=True))
-        class_names = tuple(known.get(label, str(label)) for label in classes)
+        # All labels are strings or all are integers here, so they can be sorted.
+        class_names = tuple(map(class_name, sorted(set(parts[0][1]))))
         test_samples = samples[1] if len(samples) > 1 else None
         return cls(samples[0], test_samples, class_names, **about)
 
     @property
     def kind(self) -> str:
-        """Kind of the samples: ``"image"`` or ``"text"``."""
+        """Kind of the samples: ``"image"``, ``"text"`` or ``"features"``."""
         return self.train.kind
 
     @property

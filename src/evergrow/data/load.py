@@ -9,7 +9,7 @@ import posixpath
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from evergrow.data.class_labels import (
     spelling_cautions,
     stratified_split,
 )
-from evergrow.data.folders import is_hidden, partner_name, unwrapped
+from evergrow.data.folders import is_hidden, test_file_of, unwrapped
 from evergrow.data.items import Dataset
 from evergrow.data.readers import (
     DEFAULTS,
@@ -51,7 +51,9 @@ FEW = 5
 def read(
     source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
 ) -> Source:
-    r"""Open the data at a path, at an address or under a name.
+    r"""Return the data at a path, at an address or under a name as a source.
+
+    The reader is chosen here; samples are listed and read on use.
 
     Parameters
     ----------
@@ -93,9 +95,7 @@ def read(
     ...     [source.read(shard).labels.tolist() for shard in shards]
     [['spam'], ['mail']]
     """
-    chosen = options or DEFAULTS
-    if settings:
-        chosen = with_changes(chosen, settings, "data setting")
+    chosen = with_changes(options or DEFAULTS, settings, "data setting")
     text = os.fspath(source)
     if not text.strip():
         raise ParameterError(
@@ -111,9 +111,10 @@ def read(
 
 
 def _split_source(text: str, options: DataOptions) -> tuple[Tree, str]:
-    """Return the folder of a source, and a file or pattern in it or ""."""
+    """Return a folder, and the file or pattern in it that a source names, or ""."""
     scheme, mark, path = text.rpartition("://")
     remote = is_remote(text)
+    # A local folder can have a bracket in its name, which looks like a pattern.
     if glob.has_magic(path) and (remote or not os.path.exists(path)):
         folder, pattern = _split_pattern(path)
         if remote:
@@ -185,7 +186,7 @@ def _not_found(path: str) -> DatasetNotFoundError:
 
 
 def _similar_name(name: str, folders: Iterable[str]) -> str:
-    """Return the most similar name of a file or folder in some folders, or nothing."""
+    """Return the most similar name of a file or folder in some folders, or ""."""
     entries = [
         entry
         for folder in folders
@@ -341,7 +342,10 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
 def complete_data(
     data: Dataset | FeatureSet, source: str, options: DataOptions
 ) -> Dataset | FeatureSet:
-    """Return data with a name, and with a test part if one has to be drawn."""
+    """Return data with a test part, and a data set also with its name and cautions.
+
+    The test part is drawn if there is none, unless ``options.test_size`` is 0.
+    """
     if isinstance(data, Dataset):
         return complete_dataset(data, source, options)
     if data.has_test or options.test_size == 0:
@@ -365,7 +369,9 @@ def complete_data(
 
 
 def complete_dataset(data: Dataset, source: str, options: DataOptions) -> Dataset:
-    """Return a data set with a name, and with a test part if one has to be drawn.
+    """Return a data set with its name, source and cautions, and with a test part.
+
+    The test part is drawn if there is none, unless ``options.test_size`` is 0.
 
     Raises
     ------
@@ -395,7 +401,10 @@ def complete_dataset(data: Dataset, source: str, options: DataOptions) -> Datase
 
 
 def _with_test_part(data: Dataset, options: DataOptions) -> tuple[Dataset, list[str]]:
-    """Draw a test part; also return the classes whose one sample stays in training."""
+    """Return data with a test part drawn from the training part, and a note about it.
+
+    Also return the classes with one sample, which stays in training.
+    """
     train_rows, test_rows, single = stratified_split(
         data.y_train, data.class_names, options.test_size, options.seed
     )
@@ -412,9 +421,10 @@ def _with_test_part(data: Dataset, options: DataOptions) -> tuple[Dataset, list[
 
 
 def name_of(source: str) -> str:
-    """Return the name of a data set: that of its folder or file.
+    """Return the name of a data set at a path or address: that of its folder or file.
 
-    A pair of training and test files is named after the common part of their names.
+    A pair of training and test files is named after what comes before "train" in the
+    name, or after its folder. Suffixes are removed.
     """
     path = Path(source.partition("#")[0])
     if path.is_dir():
@@ -422,14 +432,17 @@ def name_of(source: str) -> str:
     if not path.is_file():
         return path.name
     name = path.stem.removesuffix(".tar")
-    if partner_name(Tree(path.parent), path.name) is None:
+    if test_file_of(Tree(path.parent), path.name) is None:
         return name
     before_train = name[: name.lower().rfind("train")].strip("-_. ")
     return before_train or path.absolute().parent.name
 
 
 def warn_about(name: str, cautions: Iterable[str], level: int = 3) -> None:
-    """Warn once about all cautions; ``level`` is the stack level of the warning."""
+    """Issue one :class:`DataWarning` with all cautions, or none without cautions.
+
+    ``level`` is the ``stacklevel`` of the warning: 3 names the caller of the caller.
+    """
     text = "; ".join(cautions)
     if text:
         warnings.warn(
@@ -437,11 +450,11 @@ def warn_about(name: str, cautions: Iterable[str], level: int = 3) -> None:
         )
 
 
-# -- class counts ----------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------
 
 
 def class_counts(data: Dataset | FeatureSet) -> tuple[Counter[str], Counter[str]]:
-    """Return the training and the test samples per class."""
+    """Return the numbers of training samples and of test samples, by class name."""
     if isinstance(data, FeatureSet):
         parts = [map(data.class_name, y.tolist()) for y in (data.y_train, data.y_test)]
         return Counter(parts[0]), Counter(parts[1])
@@ -452,7 +465,10 @@ def class_counts(data: Dataset | FeatureSet) -> tuple[Counter[str], Counter[str]
 
 
 def count_cautions(data: Dataset | FeatureSet) -> list[str]:
-    """Return cautions about classes without training samples, and with few of them."""
+    """Return cautions about classes without training samples, and with few of them.
+
+    Few are fewer than :data:`FEW`.
+    """
     train, test = class_counts(data)
     cautions = []
     test_only = sorted({*test} - {*train})
@@ -469,3 +485,109 @@ def count_cautions(data: Dataset | FeatureSet) -> list[str]:
             f"{len(train)} ({quote_names(few)})"
         )
     return cautions
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """A report on a data set. All fields are JSON values.
+
+    Parameters
+    ----------
+    name, kind, layout, source : str
+        Name of the data set, ``"image"``, ``"text"`` or ``"features"``, name of the
+        reader, and path or address.
+    n_classes, n_train, n_test : int
+        Number of classes, training samples and test samples.
+    n_features : int
+        Number of features; 0 for images and texts.
+    smallest, largest : list of (str, int, int)
+        Classes with the fewest and the most training samples: name, training samples,
+        test samples.
+    cautions, notes : list of str
+        Probable mistakes in the data, and remarks for the user.
+    """
+
+    name: str
+    kind: str
+    layout: str
+    source: str
+    n_classes: int
+    n_train: int
+    n_test: int
+    n_features: int
+    smallest: list[tuple[str, int, int]]
+    largest: list[tuple[str, int, int]]
+    cautions: list[str]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def inspect_data(
+    data: Dataset | FeatureSet | str | os.PathLike[str],
+    options: DataOptions | None = None,
+    *,
+    most: int = 3,
+) -> DataReport:
+    """Return a report on data: kind, classes, counts and probable mistakes.
+
+    Parameters
+    ----------
+    data : Dataset, FeatureSet, str or path-like
+        A result of :func:`load_data`, or what :func:`read` accepts. The test part of a
+        path can have classes that are not in training.
+    options : DataOptions, optional
+        How to read a path. By default no test part is drawn.
+    most : int
+        Number of smallest and largest classes to list.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import Texts
+    >>> from evergrow.data import Dataset, inspect_data
+    >>> data = Dataset.of(Texts(("a", "b", "c")), ["one", "two", "two"])
+    >>> report = inspect_data(data)
+    >>> report.smallest[0]
+    ('one', 1, 0)
+    >>> report.cautions
+    ["classes with fewer than 5 training samples: 2 of 2 ('one', 'two')"]
+    """
+    if isinstance(data, (str, os.PathLike)):
+        data = _read_quietly(os.fspath(data), options or DataOptions(test_size=0))
+    train, test = class_counts(data)
+    ordered = dict.fromkeys([*data.class_names, *sorted({*train, *test})])
+    names = [name for name in ordered if train[name] + test[name]]
+    rows = [(name, train[name], test[name]) for name in names]
+    rows.sort(key=lambda row: row[1])
+    n_features = data.X_train.shape[1] if isinstance(data, FeatureSet) else 0
+    return DataReport(
+        name=data.name,
+        kind=data.kind,
+        layout=data.layout,
+        source=data.source,
+        n_classes=len(train),
+        n_train=train.total(),
+        n_test=test.total(),
+        n_features=int(n_features),
+        smallest=rows[:most],
+        largest=rows[::-1][:most],
+        cautions=[*data.cautions, *count_cautions(data)],
+        notes=list(data.notes),
+    )
+
+
+def _read_quietly(source: str, options: DataOptions) -> Dataset | FeatureSet:
+    """Read data without warnings, because the report repeats them.
+
+    Classes that are in the test part only are accepted, because the report names them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        data = read(source, options).dataset()
+        if isinstance(data, Dataset):
+            _, test = class_counts(data)
+            if not test.keys() <= set(data.class_names):
+                return replace(data, name=name_of(source), source=source)
+        return complete_data(data, source, options)

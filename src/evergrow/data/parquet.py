@@ -6,7 +6,7 @@ import itertools
 import json
 import posixpath
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,10 @@ def _contents(kind: Any) -> str:
 
 
 def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
-    """Return the names of integer labels from the metadata of Hugging Face, or none."""
+    """Return the names of integer labels from the metadata of Hugging Face.
+
+    The result is empty without such metadata, or if they are damaged.
+    """
     from pyarrow import types
 
     metadata = (schema.metadata or {}).get(b"huggingface")
@@ -143,7 +146,7 @@ class _ArrowFile:
     def iter_batches(
         self, _: int, *, row_groups: range, columns: list[str], **__: Any
     ) -> Iterator[pa.RecordBatch]:
-        """Yield a range of batches, like :class:`pyarrow.parquet.ParquetFile`."""
+        """Yield columns of a range of batches, as a ParquetFile of pyarrow does."""
         batches = itertools.islice(self.stream(), row_groups.start, row_groups.stop)
         return (batch.select(columns) for batch in batches)
 
@@ -160,6 +163,7 @@ class ParquetSource(Source):
     suffixes = (".parquet",)
 
     def _open_file(self, name: str) -> _Table:
+        """Open a file, choose its columns, and check its row groups."""
         title = self.tree.display_name(name)
         with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             file = self._file(name)
@@ -171,13 +175,15 @@ class ParquetSource(Source):
                     f"{title}: {sample!r} must hold images, got their names; list the "
                     "names in a .csv file"
                 )
-            names = ""
-            for column in NAME_COLUMNS:
-                if not names and contents.get(column) == "text" and column != sample:
-                    names = column
-            groups = self._row_groups(file, [sample, label, names], title)
+            usable = (
+                column
+                for column in NAME_COLUMNS
+                if contents.get(column) == "text" and column != sample
+            )
+            row_name = next(usable, "")
+            groups = self._row_groups(file, [sample, label, row_name], title)
             classes = _label_names(schema, label)
-            return _Table(file, kind, sample, label, names, classes, groups)
+            return _Table(file, kind, sample, label, row_name, classes, groups)
 
     def _column_contents(self, schema: pa.Schema, title: str) -> dict[str, str]:
         """Return the content of each column; refuse duplicates and split columns."""
@@ -196,6 +202,7 @@ class ParquetSource(Source):
         return contents
 
     def _file(self, name: str) -> Any:
+        """Open a file of this format."""
         import pyarrow.parquet as pq
 
         return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
@@ -205,39 +212,13 @@ class ParquetSource(Source):
     ) -> list[tuple[int, int]]:
         """Return rows and bytes of every row group, in the wanted columns.
 
-        Row groups with inconsistent numbers of rows, or that unpack to far too much,
-        are refused.
+        Groups that do not add up to the rows of the file are refused.
         """
         footer = file.metadata
-        groups = []
-        for number in range(footer.num_row_groups):
-            group = footer.row_group(number)
-            chunks = [group.column(column) for column in range(group.num_columns)]
-            counts = {
-                chunk.num_values
-                for column, chunk in enumerate(chunks)
-                if not file.schema.column(column).max_repetition_level
-            }
-            chunks = [
-                chunk
-                for chunk in chunks
-                if chunk.path_in_schema.partition(".")[0] in wanted
-            ]
-            packed = sum(chunk.total_compressed_size for chunk in chunks)
-            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
-            is_consistent = counts <= {group.num_rows}
-            most = _MAX_ROWS_PER_BYTE * (packed + 1)
-            if not is_consistent or not 0 <= group.num_rows <= most:
-                raise FileFormatError(
-                    f"{title} must hold the rows that it states, got others in group "
-                    f"{number}"
-                )
-            if unpacked > RATIO * packed + ROOM:
-                raise FileFormatError(
-                    f"{title} must unpack to at most {RATIO} times its size and "
-                    "64 MiB, got more"
-                )
-            groups.append((group.num_rows, packed))
+        groups = [
+            _row_group(file, number, wanted, title)
+            for number in range(footer.num_row_groups)
+        ]
         if sum(rows for rows, _ in groups) != footer.num_rows:
             raise FileFormatError(
                 f"{title} must hold the {footer.num_rows} rows that it states, "
@@ -247,6 +228,7 @@ class ParquetSource(Source):
 
     @property
     def _first(self) -> _Table:
+        """The first file."""
         table: _Table = self._open(next(iter(self.files)))
         return table
 
@@ -266,7 +248,10 @@ class ParquetSource(Source):
         return self._shape(next(iter(self.files)))[1]
 
     def _shape(self, name: str) -> tuple[int, tuple[int, ...]]:
-        """Return the length of feature vectors, and the widths of their blocks."""
+        """Return the length of feature vectors in a file, and the widths of blocks.
+
+        The length is 0, and the widths are empty, for other samples.
+        """
         table = self._open(name)
         title = self.tree.display_name(name)
         if table.kind != "features":
@@ -289,6 +274,11 @@ class ParquetSource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
+        """Return the form and the shards of a file.
+
+        A shard is at the row groups from ``first`` to before ``last``, after ``skip``
+        rows of them. ``row`` is the number of its first row in the file.
+        """
         table = self._open(name)
         shards = []
         width, widths = self._shape(name)
@@ -367,7 +357,10 @@ class ParquetSource(Source):
         return pa.Table.from_batches(kept)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the rows of a shard."""
+        """Read the rows of a shard; without ``bodies``, labels and names of images.
+
+        The names of rows are those in the file, or else ``file[row]``.
+        """
         name, first, last, skip, row = where_of(
             shard, file=str, first=int, last=int, skip=int, row=int
         )
@@ -376,43 +369,86 @@ class ParquetSource(Source):
         sample = table.sample if bodies else ""
         columns = [column for column in (sample, table.label, table.name) if column]
         names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
+        if not columns:  # images without bodies, labels and names
+            return Samples("image", Images((b"",) * len(names), names))
+        rows = self._rows(name, (first, last, skip, shard.rows), columns)
         labels = None
-        rows = None
-        if columns:
-            rows = self._rows(name, (first, last, skip, shard.rows), columns)
-            if table.label:
-                labels = self._labels(rows, table, title)
-            if table.name:
-                written = rows.column(table.name).to_pylist()
-                pairs = zip(written, names, strict=True)
-                names = tuple(given or default for given, default in pairs)
-        if rows is None or not bodies:
-            no_bodies = Images((b"",) * len(names), names)
-            return Samples("image", no_bodies, labels=labels)
+        if table.label:
+            labels = _labels(rows.column(table.label), table.classes, title)
+        if table.name:
+            written = rows.column(table.name).to_pylist()
+            pairs = zip(written, names, strict=True)
+            names = tuple(given or default for given, default in pairs)
+        if not bodies:
+            return Samples("image", Images((b"",) * len(names), names), labels=labels)
         column = rows.column(table.sample)
+        column_title = f"{title}: {table.sample}"
         if table.kind == "features":
-            vectors = _vectors(column, f"{title}: {table.sample}")
+            vectors = _vectors(column, column_title)
             return Samples("features", features=vectors, labels=labels, row_names=names)
-        values = column.to_pylist()
         if table.kind == "image":
-            cells = zip(values, names, strict=True)
-            images = tuple(_image(cell, cell_name) for cell, cell_name in cells)
-            return Samples("image", Images(images, names), labels=labels)
-        for text_name, text in zip(names, values, strict=True):
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(
-                    f"{title}: {table.sample} must not be empty, "
-                    f"got {text!r} for {text_name}"
-                )
-        return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
+            return Samples("image", _images(column, names), labels=labels)
+        texts = _texts(column, names, column_title)
+        return Samples("text", texts, labels=labels, row_names=names)
 
-    def _labels(self, rows: pa.Table, table: _Table, title: str) -> NDArray[np.str_]:
-        """Return the class names of rows."""
-        values = rows.column(table.label).to_pylist()
-        stripped = [
-            value.strip() if isinstance(value, str) else value for value in values
-        ]
-        return class_labels(stripped, table.classes, title)
+
+def _row_group(
+    file: Any, number: int, wanted: list[str], title: str
+) -> tuple[int, int]:
+    """Return rows of a row group, and its bytes in the wanted columns.
+
+    Groups with inconsistent numbers of rows, or that unpack to far too much, are
+    refused. Only the footer of the file is used.
+    """
+    group = file.metadata.row_group(number)
+    chunks = [group.column(column) for column in range(group.num_columns)]
+    counts = {
+        chunk.num_values
+        for column, chunk in enumerate(chunks)
+        # Columns of lists hold more values than rows.
+        if not file.schema.column(column).max_repetition_level
+    }
+    used = [
+        chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in wanted
+    ]
+    packed = sum(chunk.total_compressed_size for chunk in used)
+    unpacked = sum(chunk.total_uncompressed_size for chunk in used)
+    is_consistent = counts <= {group.num_rows}
+    most = _MAX_ROWS_PER_BYTE * (packed + 1)
+    if not is_consistent or not 0 <= group.num_rows <= most:
+        raise FileFormatError(
+            f"{title} must hold the rows that it states, got others in group {number}"
+        )
+    if unpacked > RATIO * packed + ROOM:
+        raise FileFormatError(
+            f"{title} must unpack to at most {RATIO} times its size and 64 MiB, "
+            "got more"
+        )
+    return group.num_rows, packed
+
+
+def _labels(column: Any, names: Mapping[int, str], title: str) -> NDArray[np.str_]:
+    """Return a column of labels as class names."""
+    stripped = [
+        value.strip() if isinstance(value, str) else value
+        for value in column.to_pylist()
+    ]
+    return class_labels(stripped, names, title)
+
+
+def _texts(column: Any, names: Sequence[str], title: str) -> Texts:
+    """Return a column of texts; raise :class:`InputError` if one is empty."""
+    texts = column.to_pylist()
+    for name, text in zip(names, texts, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{title} must not be empty, got {text!r} for {name}")
+    return Texts(tuple(texts))
+
+
+def _images(column: Any, names: tuple[str, ...]) -> Images:
+    """Return a column of images with their names."""
+    cells = zip(column.to_pylist(), names, strict=True)
+    return Images(tuple(_image(cell, name) for cell, name in cells), names)
 
 
 def _image(cell: Any, title: str) -> bytes | ImageError:
@@ -428,17 +464,17 @@ def _image(cell: Any, title: str) -> bytes | ImageError:
 
 
 def _vectors(column: Any, title: str) -> NDArray[Any]:
-    """Return a column of vectors of the same length as a matrix."""
+    """Return a column of vectors as a matrix; they must have the same length."""
     array = column.combine_chunks()
     values = array.flatten()  # without null lists, so that the count differs
     width = len(values) // len(array) if len(array) else 0
-    even = (
+    is_even = (
         array.null_count == 0 == values.null_count
         and len(values) == len(array) * width > 0
     )
-    if even and not hasattr(array.type, "list_size"):
-        even = bool((np.diff(np.asarray(array.offsets)) == width).all())
-    if not even:
+    if is_even and not hasattr(array.type, "list_size"):
+        is_even = bool((np.diff(np.asarray(array.offsets)) == width).all())
+    if not is_even:
         raise FileFormatError(
             f"{title} must hold vectors of one width in every row, got others"
         )
@@ -488,6 +524,7 @@ class ArrowSource(ParquetSource):
 
     @cached_property
     def _every_file(self) -> dict[str, int]:
+        """Names and sizes of the files, without caches of Hugging Face."""
         every = super()._every_file
         found = {
             name: size
@@ -507,6 +544,7 @@ class ArrowSource(ParquetSource):
     def _row_groups(
         self, file: Any, wanted: list[str], title: str
     ) -> list[tuple[int, int]]:
+        # All columns count: the batches of a stream are read completely.
         from pyarrow.ipc import MessageReader
 
         messages = iter(MessageReader.open_stream(file.open()))

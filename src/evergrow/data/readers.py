@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from evergrow.data.storage import Tree
 
 Read: TypeAlias = "Callable[[Tree, str, DataOptions], Dataset | Source]"
+"""The function or class of a reader, see :func:`register_reader`."""
 
 ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 
 PARTS = ("train", "test", "all")
+
+# Names of training and test folders, in the order in which they are looked up.
 TRAIN_WORDS = ("train", "training")
 TEST_WORDS = ("test", "testing", "val", "valid", "validation")
 _DATA_FOLDERS = ("data", "splits", *TRAIN_WORDS, *TEST_WORDS)
@@ -89,15 +92,10 @@ class DataOptions:
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
         if isinstance(self.root, os.PathLike):
             object.__setattr__(self, "root", os.fspath(self.root))
-        texts = {
-            "kind": self.kind,
-            "text_column": self.text_column,
-            "image_column": self.image_column,
-            "label_column": self.label_column,
-            "root": "" if self.root is None else self.root,
-        }
-        for name, value in texts.items():
-            if not isinstance(value, str):
+        for name in ("kind", "text_column", "image_column", "label_column", "root"):
+            value = getattr(self, name)
+            is_default = name == "root" and value is None
+            if not is_default and not isinstance(value, str):
                 raise ParameterError(f"{name} must be a string, got {value!r}")
 
 
@@ -112,7 +110,7 @@ class Reader:
     rank: int = 0
 
     def reads(self, tree: Tree) -> bool:
-        """Return whether it reads a folder."""
+        """Return whether it reads this folder; a reader of files reads none."""
         return self.fits is not None and self.fits(tree)
 
 
@@ -182,7 +180,7 @@ def list_readers() -> list[str]:
 
 
 def reader_of_file(name: str) -> str | None:
-    """Return the reader of a file by its suffix, or None if it is not a data file."""
+    """Return the name of the reader of a file by its suffix, or None if it has none."""
     lower = name.lower()  # a suffix can have two dots, such as .tar.gz
     for reader in READERS.values():
         if reader.suffixes and lower.endswith(reader.suffixes):
@@ -196,16 +194,16 @@ def file_suffixes() -> tuple[str, ...]:
 
 
 def reader_of_folder(tree: Tree) -> str:
-    """Return the first reader that fits a folder; the last one fits any folder."""
+    """Return the name of the first reader that fits; the last one fits any folder."""
     readers = sorted(READERS.values(), key=lambda reader: reader.rank)
     return next(reader.name for reader in readers if reader.reads(tree))
 
 
 def has_files(tree: Tree, suffixes: str | tuple[str, ...]) -> bool:
-    """Return whether a folder holds files with these suffixes.
+    """Return whether a folder or a usual subfolder holds files with these suffixes.
 
-    Also searched are its only subfolder, or its subfolders ``data``, ``splits``,
-    ``train``, ``test`` and the like.
+    An only subfolder is searched under any name; of several, those named ``data``,
+    ``splits``, ``train``, ``test`` and the like.
     """
     folders = tree.folders()
     if len(folders) == 1:
@@ -220,7 +218,7 @@ def has_files(tree: Tree, suffixes: str | tuple[str, ...]) -> bool:
 
 
 def read_folder(layout: str, tree: Tree, options: DataOptions) -> Dataset | Source:
-    """Read a folder with the reader of a layout.
+    """Read a folder with the reader named ``layout``.
 
     Raises
     ------

@@ -32,9 +32,16 @@ from evergrow.core.errors import (
 )
 from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.class_labels import integers
+from evergrow.data.class_labels import as_integers
 from evergrow.data.folders import images_below, is_hidden, unwrapped
-from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples
+from evergrow.data.items import (
+    Dataset,
+    Images,
+    Samples,
+    StoredImage,
+    Texts,
+    concat_samples,
+)
 from evergrow.data.readers import (
     DEFAULTS,
     READERS,
@@ -48,12 +55,17 @@ if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
 
 _SHARD_BYTES = 64 * 2**20
+"""Bytes of a shard from which single images are read."""
+
 _CACHED_SHARDS = 4
 _CACHED_FILES = 64
 _PARALLEL_REQUESTS = 8
+"""Files of a remote storage that are listed at a time."""
+
 _SPLIT = re.compile(
     r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])"
 )
+"""A word in a file name that says to which part the file belongs."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,8 @@ class Shard:
     size : int
         Size at the source in bytes, or 0 if unknown.
     where : dict
-        Location for the source: file, byte range, row groups, rows. Plain JSON values.
+        Location of the samples, as JSON values. Each class of sources writes its own
+        keys (such as ``file``, ``start`` and ``stop``) and reads them again.
 
     Examples
     --------
@@ -87,6 +100,10 @@ class Shard:
 
 class Source(ABC):
     """A data set in files that is read in shards, on any machine that has access.
+
+    Subclasses set ``format``, the name of the reader, and ``suffixes`` of the files.
+    They define ``kind``, ``read`` and ``_file_parts``, and ``_open_file`` if they use
+    ``_open``. Nothing is listed or read until it is needed; lists of files are kept.
 
     Parameters
     ----------
@@ -108,6 +125,7 @@ class Source(ABC):
         self.options = options
 
     def __getstate__(self) -> dict[str, Any]:
+        # Open files cannot be sent to another process.
         return {
             name: value for name, value in self.__dict__.items() if name != "_opened"
         }
@@ -177,17 +195,20 @@ class Source(ABC):
     # -- all samples -------------------------------------------------------------------
 
     def samples(self) -> Samples:
-        """Return all samples of the selected part; images are read on use."""
+        """Return all samples of the selected part.
+
+        Images are read on use, texts and features at once.
+        """
         if self.kind != "image":
             return concat_samples(list(self.chunks(4096)))
         store = ShardStore(self)
         found = [self.read(shard, bodies=False) for shard in store.shards]
         labels = [part.labels for part in found if part.labels is not None]
         names = tuple(name for part in found for name in part.names())
-        images = Images(tuple(Stored(store, row) for row in range(len(names))), names)
+        stored = tuple(StoredImage(store, row) for row in range(len(names)))
         return Samples(
             "image",
-            images,
+            Images(stored, names),
             labels=np.concatenate(labels) if labels else None,
             lasting=True,
         )
@@ -198,14 +219,17 @@ class Source(ABC):
             yield replace(self.read(shard), lasting=True)
 
     def _with_part(self, part: str) -> Self:
-        """Return the source with another part selected."""
+        """Return a copy of the source with another part selected."""
         other = copy.copy(self)
         other.options = replace(self.options, part=part)
         other.__dict__.pop("files", None)
         return other
 
     def dataset(self) -> Dataset | FeatureSet:
-        """Return the training part and the test part, or all samples without one."""
+        """Return the training part and the test part, or all samples as one part.
+
+        Samples without labels raise :class:`InputError`.
+        """
         has_test = part_of_files(self._every_file, "test") != self._every_file
         train = self._with_part("train").samples()
         test = self._with_part("test").samples() if has_test else None
@@ -245,13 +269,13 @@ class Source(ABC):
         return digest.hexdigest()
 
     def _marks(self) -> Iterable[str]:
-        """Yield texts that identify the data."""
+        """Yield texts that together identify the data: names and sizes of files."""
         return (f"{name}\0{size}" for name, size in self.files.items())
 
     def shards(
         self, rows: int, size: int, unreadable: dict[str, str] | None = None
     ) -> Iterator[Shard]:
-        """Yield the shards.
+        """Yield the shards of the selected part in order.
 
         Parameters
         ----------
@@ -259,8 +283,16 @@ class Source(ABC):
             Maximum number of samples and bytes of a shard. A shard of one sample can be
             larger than ``size``.
         unreadable : dict, optional
-            Receives name and error of every file whose contents cannot be listed. These
-            files are left out of the source. By default the first one raises.
+            Receives name and error of every file whose contents cannot be listed. At
+            the end, these files are left out of :attr:`files`. By default the first one
+            raises.
+
+        Raises
+        ------
+        InputError
+            If there is no sample.
+        FileFormatError
+            If a file is damaged, or has another form than the first one.
         """
         check_number("rows", rows, low=1, integer=True)
         check_number("size", size, low=1, integer=True)
@@ -276,9 +308,13 @@ class Source(ABC):
     def _parts(
         self, rows: int, size: int, unreadable: dict[str, str] | None
     ) -> Iterator[Shard]:
-        """Yield the shards of all files in order, not yet numbered."""
+        """Yield the shards of all files in order, not yet numbered.
+
+        ``unreadable`` and its effect on ``files`` are those of :meth:`shards`.
+        """
 
         def parts_of(name: str) -> tuple[dict[str, Any], list[Shard]] | EvergrowError:
+            # An error is returned, so that the other files are listed, too.
             try:
                 return self._file_parts(name, rows, size)
             except (FileFormatError, InputError) as error:
@@ -300,7 +336,7 @@ class Source(ABC):
                 else:
                     unreadable[name] = str(parts)
         if unreadable:
-            self.__dict__["files"] = {
+            self.files = {
                 name: n_bytes
                 for name, n_bytes in self.files.items()
                 if name not in unreadable
@@ -309,19 +345,25 @@ class Source(ABC):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
-        """Return the shared schema and the shards of a file, not yet numbered."""
+        """Return the form and the shards of a file, not yet numbered.
+
+        The form is JSON values by name that all files must share, such as the length of
+        feature vectors; see :func:`check_same_form`.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard, and read only these.
+        """Read the samples of a shard, and only these.
 
         Without ``bodies``, images are returned without their bytes.
         """
 
 
 class ShardStore:
-    """A store of the images in shards, by row; recent shards are cached.
+    """A store of the images in shards, see :class:`~evergrow.data.items.StoredImage`.
+
+    A key is the row of an image in all shards. The last shards that were read are kept.
 
     Parameters
     ----------
@@ -353,6 +395,7 @@ class ShardStore:
 
     @cached_property
     def _identity(self) -> tuple[str, str]:
+        """Identity of the source, and when its first file was modified, if on disk."""
         tree = self.source.tree
         name = next(iter(self.source.files))
         changed = ""
@@ -361,7 +404,10 @@ class ShardStore:
         return self.source.identity(), changed
 
     def mark(self, key: int, *, times: bool) -> str:
-        """Return the identity of the source, and the row."""
+        """Return a text that identifies an image by its source and row.
+
+        With ``times``, it changes when the first file is modified.
+        """
         identity, changed = self._identity
         return f"{identity}\0{changed if times else ''}\0{key}"
 
@@ -396,6 +442,7 @@ class ListedSource(Source):
 
     @cached_property
     def _dataset(self) -> Dataset:
+        """The data set that the reader lists, or all images without labels."""
         tree = self.tree
         if not self.options.labelled and not self.pattern:
             return images_below(tree)
@@ -411,7 +458,7 @@ class ListedSource(Source):
         return found
 
     def dataset(self) -> Dataset:
-        """Return the data set that the reader lists."""
+        """Return all parts that the reader lists, with notes and cautions."""
         return self._dataset
 
     def samples(self) -> Samples:
@@ -423,6 +470,7 @@ class ListedSource(Source):
 
     @cached_property
     def _samples(self) -> Samples:
+        """The samples of the selected part."""
         return self.samples()
 
     @cached_property
@@ -441,7 +489,7 @@ class ListedSource(Source):
         names = [
             posixpath.join(value.store.base, value.key)
             for value in items.values
-            if isinstance(value, Stored) and isinstance(value.store, Tree)
+            if isinstance(value, StoredImage) and isinstance(value.store, Tree)
         ]
         return names if len(names) == len(items) else None
 
@@ -463,6 +511,7 @@ class ListedSource(Source):
         return sizes
 
     def _marks(self) -> Iterable[str]:
+        """Yield names and sizes of files, or a stamp of other samples, and labels."""
         if self._names is None:
             yield self._samples.raw_items().stamp(times=False)
         else:
@@ -474,6 +523,7 @@ class ListedSource(Source):
     def _parts(
         self, rows: int, size: int, unreadable: dict[str, str] | None
     ) -> Iterator[Shard]:
+        """Yield the shards: names of plain files, or a range of the listed samples."""
         labels = self._samples.labels
         for span in spans([(1, weight) for weight in self._sizes], rows, size):
             rows_of = slice(span.first, span.last)
@@ -485,7 +535,11 @@ class ListedSource(Source):
             yield Shard(0, span.last - span.first, span.size, where)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard; files on disk are not opened."""
+        """Return the samples of a shard.
+
+        Files on disk are not opened; remote files are fetched. ``bodies`` has no
+        effect.
+        """
         if "files" not in shard.where:
             return self._read_range(shard)
         where = from_values(_Files, shard.where, f"shard {shard.number}")
@@ -505,7 +559,7 @@ class ListedSource(Source):
         return Samples("image", images, labels=labels)
 
     def _read_range(self, shard: Shard) -> Samples:
-        """Return a range of the listed samples."""
+        """Return the samples of a shard that is a range of the listed samples."""
         start, stop = where_of(shard, start=int, stop=int)
         if stop > len(self._samples) or stop - start != shard.rows:
             raise FileFormatError(
@@ -521,7 +575,20 @@ class ListedSource(Source):
 
 
 def make_source(reader: str, tree: Tree, pattern: str, options: DataOptions) -> Source:
-    """Return the source of a reader; nothing is listed or read."""
+    """Return the source of the reader named ``reader``; nothing is listed or read.
+
+    Parameters
+    ----------
+    reader : str
+        Name of a registered reader: a subclass of Source, or a function whose data set
+        becomes a :class:`ListedSource`.
+    tree : Tree
+        Folder of the files.
+    pattern : str
+        A file, a pattern, or "" for the folder.
+    options : DataOptions
+        How to read them.
+    """
     read = READERS[reader].read
     if isinstance(read, type) and issubclass(read, Source):
         return read(tree, pattern, options)
@@ -561,7 +628,7 @@ def source_from(description: Mapping[str, Any]) -> Source:
         given.format, Tree(given.address), given.pattern, given.options
     )
     if given.kind:
-        source.__dict__["kind"] = given.kind  # so that no file has to be opened
+        source.kind = given.kind  # so that no file has to be opened
     return source
 
 
@@ -577,7 +644,11 @@ class _Description:
 
 
 def where_of(shard: Shard, **kinds: type) -> list[Any]:
-    """Return values of the location of a shard, checked for type and sign."""
+    """Return values of the location of a shard, in the order of the arguments.
+
+    Each argument is a key and its type. A missing key, another type or a negative
+    number raises :class:`FileFormatError`.
+    """
     values = []
     for key, kind in kinds.items():
         value = shard.where.get(key)
@@ -593,9 +664,28 @@ def where_of(shard: Shard, **kinds: type) -> list[Any]:
 def check_same_form(
     tree: Tree, first: tuple[str, Any] | None, name: str, form: Any
 ) -> tuple[str, Any]:
-    """Raise :class:`FileFormatError` if a file has another form than the first one.
+    """Compare the form of a file with that of the first file.
 
-    Returns the name and the form of the first file.
+    Parameters
+    ----------
+    tree : Tree
+        Folder of the files, for messages.
+    first : (str, dict) or None
+        Result for the file before; None for the first file.
+    name : str
+        Name of the file.
+    form : dict
+        Its form, with the same keys for every file.
+
+    Returns
+    -------
+    (str, dict)
+        Name and form of the first file.
+
+    Raises
+    ------
+    FileFormatError
+        If a value differs.
     """
     if first is None:
         return name, form
@@ -613,9 +703,9 @@ def check_same_form(
 
 
 def _sorted_classes(names: set[str], test_labels: Sequence[str]) -> list[str]:
-    """Sort class names; as integers if all names and test labels are integers."""
+    """Sort class names, by value if all names and test labels are integers."""
     ordered = sorted(names)
-    values = integers([*ordered, *test_labels])
+    values = as_integers([*ordered, *test_labels])
     return list(map(str, sorted(values[: len(ordered)])))
 
 
@@ -683,9 +773,13 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
 def _parts_of_block(
     number: int, n: int, n_bytes: int, rows: int, size: int
 ) -> Iterator[Span]:
-    """Yield the smallest number of equal parts of a block within the limits."""
+    """Divide a block that exceeds a limit into the smallest number of equal spans.
+
+    ``number`` is the block, ``n`` and ``n_bytes`` its size, ``rows`` and ``size`` the
+    limits. One row can exceed ``size``.
+    """
     limit = max(min(rows, size * n // max(n_bytes, 1)), 1)
-    n_parts = -(-n // limit)
+    n_parts = -(-n // limit)  # rounded up
     step = -(-n // n_parts)
     for skip in range(0, n, step):
         n_rows = min(step, n - skip)

@@ -27,7 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.items import Images, Stored
+from evergrow.data.items import Images, StoredImage
 
 if TYPE_CHECKING:
     from evergrow.data.archives import DataArchive
@@ -36,11 +36,14 @@ RATIO = 100
 """Compressed data may unpack to this many times its size plus :data:`ROOM` bytes."""
 
 ROOM = 64 * 2**20
+"""Bytes that any compressed data may unpack to, however small they are."""
 
 LARGEST_IMAGE = 256 * 2**20
 """Largest size of an image file in a shard, in bytes."""
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""The extra of evergrow that installs the driver of a scheme."""
+
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -60,16 +63,25 @@ def is_remote(address: str) -> bool:
 
 
 class Tree:
-    """Files and folders below a root.
+    """Files and folders below a root: on disk, at a remote address or in an archive.
 
-    Names are relative to the root, with forward slashes; "" is the root itself.
+    Names of files and folders are relative to the root, with forward slashes; "" is
+    the root itself. The root is the address at first; :meth:`below` moves it to a
+    folder of the address.
 
     Parameters
     ----------
     address : str or path-like
-        The root: a path, or an address of fsspec.
+        A path, or a remote address of fsspec.
     archive : DataArchive, optional
-        An archive that holds the files; then the root is its address.
+        The archive that holds the files. The address is then its name in messages.
+
+    Raises
+    ------
+    ParameterError
+        If fsspec does not know the address, or the address holds a secret.
+    MissingExtraError
+        If the driver of a remote address is not installed.
 
     Examples
     --------
@@ -87,6 +99,9 @@ class Tree:
         text = os.fspath(address)
         self.archive = archive
         self.base = ""
+        """Path of the root relative to the address."""
+        self._sizes = None if archive is None else archive.sizes
+        """Sizes of all files by name relative to the address, None if not listed."""
         self.remote = is_remote(text)
         if archive is not None:
             self.address = text
@@ -106,11 +121,11 @@ class Tree:
 
     @property
     def root(self) -> Path:
-        """The folder on disk."""
+        """The root as a path, of a tree on disk."""
         return Path(self.address, self.base)
 
     def display_name(self, name: str = "") -> str:
-        """Return the path or address of a file or folder for messages."""
+        """Return the full path or address of a file or folder for messages."""
         full = posixpath.join(self.base, name) if name else self.base
         if self.on_disk:
             return printable(str(Path(self.address, full)))
@@ -126,7 +141,7 @@ class Tree:
     def _connection(self) -> tuple[Any, str]:
         """Return the fsspec file system, and the path of the address in it.
 
-        fsspec caches one file system per process.
+        They are not kept, so that the tree can be pickled; fsspec caches file systems.
         """
         try:
             import fsspec.core  # type: ignore[import-untyped]
@@ -155,48 +170,48 @@ class Tree:
         return system, f"{root}/{full}" if full else root
 
     def below(self, folder: str) -> Tree:
-        """Return the tree whose root is a folder of this one."""
+        """Return a tree of the same address whose root is a folder of this one."""
         inner = copy.copy(self)
         inner.base = self._full(folder)
         return inner
 
     # -- listing -----------------------------------------------------------------------
 
-    @cached_property
-    def sizes(self) -> dict[str, int]:
-        """Sizes of all files at the address or in the archive, by name.
+    def list_once(self) -> dict[str, int]:
+        """Return the sizes of all files at a remote address or in an archive.
 
-        Names are relative to the address, not to the root. The first access lists a
-        remote address. From then on, other methods answer from this list.
+        The first call lists a remote address completely. From then on, this tree, and
+        trees that :meth:`below` makes of it, answer from the list instead of asking
+        the storage. Keys are names relative to the address, not to the root.
 
         Raises
         ------
         DatasetNotFoundError
             If there are no files.
         """
-        if self.archive is not None:
-            return self.archive.sizes
-        # A tree whose root is the address.
-        outer = copy.copy(self)
-        outer.base = ""
-        found = outer.listing()
-        if not found:
-            raise DatasetNotFoundError(
-                f"{self.display_name()} must hold files, got none"
-            )
-        return found
+        if self._sizes is None:
+            whole = copy.copy(self)
+            whole.base = ""
+            found = whole.listing()
+            if not found:
+                raise DatasetNotFoundError(
+                    f"{self.display_name()} must hold files, got none"
+                )
+            self._sizes = found
+        return self._sizes
 
     def listing(self, *, deep: bool = True) -> dict[str, int]:
-        """Return names and sizes of files, sorted by name.
+        """List files on disk or in a remote storage: their sizes by name, sorted.
 
         These are the files in the root, or with ``deep`` all files below it. Links to
-        folders are not followed.
+        folders are not followed. A remote storage is always asked.
         """
-        with self._reaching(""):
+        with self._wrap_errors(""):
             found = self._remote_listing(deep) if self.remote else self._listing(deep)
         return dict(sorted(found.items()))
 
     def _remote_listing(self, deep: bool) -> dict[str, int]:
+        """Ask the storage for the sizes of files, by name relative to the root."""
         system, path = self._remote_path("")
         system.invalidate_cache()
         if deep:
@@ -213,6 +228,7 @@ class Tree:
         return found
 
     def _listing(self, deep: bool) -> dict[str, int]:
+        """Return the sizes of files on disk, by name relative to the root."""
         found: dict[str, int] = {}
         pending = [""]
         while pending:
@@ -226,33 +242,35 @@ class Tree:
         return found
 
     @cached_property
-    def _children(self) -> dict[str, dict[str, EntryKind]]:
-        """Names and kinds of the entries of every folder of an address or archive.
+    def _entries_of(self) -> dict[str, dict[str, EntryKind]]:
+        """Kinds of the entries of each folder of a remote address or an archive.
 
-        Folders are relative to the address, not to the root.
+        Keys are the folder's path relative to the address, and the entry's name.
         """
         folders: dict[str, dict[str, EntryKind]] = {"": {}}
-        for full in self.sizes:
-            path = full
+        for file in self.list_once():
+            path = file
             kind: EntryKind = "file"
             while path:
                 parent, name = posixpath.split(path)
                 entries = folders.setdefault(parent, {})
                 if entries.setdefault(name, kind) != kind:
                     raise FileFormatError(
-                        f"{self.address} must hold a file or a folder, got both: "
-                        f"{full!r}"
+                        f"{self.address}: {path!r} is both a file and a folder"
                     )
                 path = parent
                 kind = "folder"
         return folders
 
     def entries(self, folder: str = "") -> Iterator[tuple[str, EntryKind]]:
-        """Yield name and kind of the entries of a folder; links are followed."""
+        """Yield name and kind of the entries of a folder; links are followed.
+
+        A remote address is listed once, see :meth:`list_once`.
+        """
         if not self.on_disk:
-            yield from self._children.get(self._full(folder), {}).items()
+            yield from self._entries_of.get(self._full(folder), {}).items()
             return
-        with self._reaching(folder), os.scandir(self.root / folder) as entries:
+        with self._wrap_errors(folder), os.scandir(self.root / folder) as entries:
             for entry in entries:
                 if _is_folder(entry):
                     yield entry.name, "folder"
@@ -271,7 +289,7 @@ class Tree:
         return sorted(posixpath.join(folder, name) for name in found)
 
     def folders(self, folder: str = "") -> dict[str, str]:
-        """Return the names of the folders in a folder, by their lower case."""
+        """Return the names of the folders in a folder, by name in lower case."""
         return {
             name.lower(): name
             for name, kind in self.entries(folder)
@@ -279,33 +297,36 @@ class Tree:
         }
 
     def is_file(self, name: str) -> bool:
-        """Return whether a file exists; a remote storage is queried unless listed."""
+        """Return whether a file exists; asks a storage that was not listed."""
         if self.on_disk:
             return os.path.isfile(self.root / name)
-        if self.archive is not None or "sizes" in self.__dict__:
-            return self._full(name) in self.sizes
+        if self._sizes is not None:
+            return self._full(name) in self._sizes
         system, path = self._remote_path(name)
-        with self._reaching(name):
+        with self._wrap_errors(name):
             system.invalidate_cache()
             return bool(system.isfile(path))
 
     # -- reading -----------------------------------------------------------------------
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-        if self.archive is not None or "sizes" in self.__dict__:
-            return self.sizes[self._full(name)]
-        with self._reaching(name):
+        """Return the size of a file in bytes; asks a storage that was not listed."""
+        if self._sizes is not None:
+            return self._sizes[self._full(name)]
+        with self._wrap_errors(name):
             if not self.remote:
                 return os.stat(self.root / name).st_size
             system, path = self._remote_path(name)
             about = system.info(path)
             if about.get("type") != "file":
-                raise FileNotFoundError(name)
+                raise FileNotFoundError(name)  # converted by _wrap_errors
             return int(about.get("size") or 0)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read the bytes of a file from ``start`` to ``stop``."""
+        """Read the bytes of a file from ``start`` up to ``stop``, or up to its end.
+
+        A missing file raises :class:`DatasetNotFoundError`.
+        """
         if self.archive is not None:
             if not self.is_file(name):
                 raise DatasetNotFoundError(
@@ -313,13 +334,12 @@ class Tree:
                     "but it does not"
                 )
             return self.archive.read(self._full(name))[start:stop]
-        with self._reaching(name):
+        with self._wrap_errors(name):
             if not self.remote:
+                n_bytes = -1 if stop is None else max(stop - start, 0)
                 with open(self.root / name, "rb") as file:
                     file.seek(start)
-                    if stop is None:
-                        return file.read()
-                    return file.read(max(stop - start, 0))
+                    return file.read(n_bytes)
             end = self.size(name) if stop is None else stop
             if end <= start:
                 return b""
@@ -331,12 +351,12 @@ class Tree:
         return decoded_text(self.read(name), self.display_name(name))
 
     def open(self, name: str, block: int = 0) -> IO[bytes]:
-        """Open a file for reading and seeking.
+        """Open a file for reading and seeking, unless it is in an archive.
 
         Of a remote file, ``block`` bytes are fetched at a time, or exactly the
         requested bytes if it is 0.
         """
-        with self._reaching(name):
+        with self._wrap_errors(name):
             if not self.remote:
                 return open(self.root / name, "rb")
             system, path = self._remote_path(name)
@@ -349,11 +369,14 @@ class Tree:
     def read_all(
         self, names: Sequence[str], sizes: Sequence[int]
     ) -> list[bytes | ImageError]:
-        """Return remote image files, requested in parallel; an error if one fails."""
+        """Return the bytes of remote image files, requested in parallel.
+
+        An error takes the place of a file that cannot be read.
+        """
         if not names:
             return []
         system, _ = self._connection()
-        with self._reaching(""):
+        with self._wrap_errors(""):
             paths = [self._remote_path(name)[1] for name in names]
             starts = [0] * len(paths)
             bodies = system.cat_ranges(paths, starts, list(sizes), on_error="return")
@@ -365,22 +388,29 @@ class Tree:
         ]
 
     def images(self, names: Sequence[str]) -> Images:
-        """Return images by their names without reading them."""
+        """Return images by reference to their files. Nothing is read."""
         if self.on_disk:
             return Images(tuple(names), root=self.root)
         store = self.archive or self
         keys = tuple(names)
         if self.archive is not None:
             keys = tuple(self._full(name) for name in names)
-        return Images(tuple(Stored(store, key) for key in keys), keys)
+        return Images(tuple(StoredImage(store, key) for key in keys), keys)
 
     def mark(self, name: str, *, times: bool) -> str:
-        """Return name and size of a remote file, which identify it."""
-        return f"{name}\0{self.sizes.get(self._full(name), 0)}"
+        """Return name and size of a remote file, which identify it.
+
+        ``times`` has no effect. The address is listed once, see :meth:`list_once`.
+        """
+        return f"{name}\0{self.list_once().get(self._full(name), 0)}"
 
     @contextmanager
-    def _reaching(self, name: str) -> Iterator[None]:
-        """Convert errors of drivers to one line with the address."""
+    def _wrap_errors(self, name: str) -> Iterator[None]:
+        """Convert errors of drivers to one line with the address.
+
+        Missing files, and all errors of the local disk, become
+        :class:`DatasetNotFoundError`; other errors become :class:`EngineError`.
+        """
         try:
             yield
         except (EvergrowError, MemoryError):
@@ -415,7 +445,13 @@ def _reason(error: BaseException) -> str:
 
 
 def decoded_text(body: bytes, title: str) -> str:
-    """Decode UTF-8, with or without a byte order mark; an error names the line."""
+    """Decode UTF-8, with or without a byte order mark.
+
+    Raises
+    ------
+    FileFormatError
+        If it is not UTF-8. The message names the file (``title``) and the line.
+    """
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -429,9 +465,9 @@ def decoded_text(body: bytes, title: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise :class:`ParameterError` for an address with a secret.
+    """Raise :class:`ParameterError` for a password, or a query, in a remote address.
 
-    The message does not repeat the secret.
+    The message does not repeat them.
     """
     if is_remote(address) and _PASSWORD.search(address):
         raise ParameterError(

@@ -19,14 +19,22 @@ import numpy as np
 from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.escaping import quote_names
-from evergrow.data.class_labels import integers
-from evergrow.data.folders import has_train_test, is_hidden, partner_name, training_file
+from evergrow.data.class_labels import as_integers
+from evergrow.data.folders import (
+    counts_text,
+    has_train_test,
+    is_hidden,
+    test_file_of,
+    training_file,
+)
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
 from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _SUFFIXES = (*TABLE_SUFFIXES, ".txt")
+
+# Usual names of columns, in the order of the search.
 FILE_COLUMN = "file_name"
 SPLIT_COLUMN = "split"
 NAME_COLUMNS = ("name", FILE_COLUMN)
@@ -59,7 +67,10 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
 }
+"""The part that each word in the split column names."""
+
 _METADATA = ("metadata.csv", "metadata.jsonl")
+"""Names of the file that describes a Hugging Face image folder."""
 
 Row = tuple[int, dict[str, str]]
 """Line number in the file, and the cells by column."""
@@ -69,7 +80,7 @@ Row = tuple[int, dict[str, str]]
 
 
 class Columns(NamedTuple):
-    """Kind of the samples, and columns of samples and labels; "" without labels."""
+    """Kind of the samples, their column, and the column of labels, or ""."""
 
     kind: str
     sample: str
@@ -105,10 +116,10 @@ def choose_columns(
     given = {"text": options.text_column, "image": options.image_column}
     label = ""
     if options.labelled:
-        label = options.label_column
-        for name in LABEL_COLUMNS:
-            if not label and name in contents and name not in given.values():
-                label = name
+        free = (
+            name for name in LABEL_COLUMNS if name in contents.keys() - given.values()
+        )
+        label = options.label_column or next(free, "")
     for kind, column in given.items():
         if column and options.kind in ("", kind):
             if contents[column] not in (kind, "text"):
@@ -185,7 +196,7 @@ def listed_dataset(
     options : DataOptions
         ``root`` is the folder of the images, if given.
     **about
-        Names of integer labels, and other fields of the data set.
+        Further arguments of :meth:`Dataset.of`.
 
     Raises
     ------
@@ -202,30 +213,42 @@ def listed_dataset(
             f"{second} must hold texts or images like {first}, got the other"
         )
     written = [part.samples.required_labels().tolist() for part in parts]
-    labels = integers([label for part in written for label in part])
-    items: list[Items] = []
-    seen: set[str] = set()
-    for part in parts:
-        listed = part.samples.raw_items()
-        if isinstance(listed, Images):
-            folder, names = find_images(tree, part.file, list(listed.values), options)
-            for name in names:
-                path = posixpath.join(folder.base, name)
-                if path in seen:
-                    files = dict.fromkeys(posixpath.basename(p.file) for p in parts)
-                    raise InputError(
-                        f"images must be named once, got {name!r} twice in "
-                        f"{' and '.join(files)}"
-                    )
-                seen.add(path)
-            listed = folder.images(names)
-        items.append(listed)
+    labels = as_integers([label for part in written for label in part])
+    items = [part.samples.raw_items() for part in parts]
+    if isinstance(items[0], Images):
+        items = _listed_images(tree, parts, options)
     n_train = len(items[0])
     test = items[1] if len(items) == 2 else None
     return Dataset.of(items[0], labels[:n_train], test, labels[n_train:], **about)
 
 
-def find_images(
+def _listed_images(
+    tree: Tree, parts: Sequence[ListedPart], options: DataOptions
+) -> list[Items]:
+    """Return the images of each part by reference to their files.
+
+    An image that is listed twice raises :class:`InputError`.
+    """
+    items: list[Items] = []
+    seen: set[str] = set()
+    for part in parts:
+        written = part.samples.raw_items()
+        assert isinstance(written, Images)  # all parts are of one kind
+        folder, names = _find_images(tree, part.file, list(written.values), options)
+        for name in names:
+            path = posixpath.join(folder.base, name)
+            if path in seen:
+                files = dict.fromkeys(posixpath.basename(p.file) for p in parts)
+                raise InputError(
+                    f"images must be named once, got {name!r} twice in "
+                    f"{' and '.join(files)}"
+                )
+            seen.add(path)
+        items.append(folder.images(names))
+    return items
+
+
+def _find_images(
     tree: Tree, file: str, names: Sequence[str], options: DataOptions
 ) -> tuple[Tree, list[str]]:
     """Return the folder of the images that a file lists, and their names in it.
@@ -241,17 +264,17 @@ def find_images(
         If an image is missing.
     """
     title = tree.display_name(file)
-    tree, folders = _image_folders(tree, file, options)
+    searched, folders = _image_folders(tree, file, options)
     plain = [posixpath.normpath(name.strip().replace("\\", "/")) for name in names]
-    folder_name, n_removed = _locate_images(tree, folders, plain)
-    folder = tree.below(folder_name)
+    folder_name, n_removed = _locate_images(searched, folders, plain)
+    folder = searched.below(folder_name)
     shortened = [_without_folders(name, n_removed) for name in plain]
     missing = [name for name in shortened if not folder.is_file(name)]
     if missing:
-        searched = quote_names([name or "." for name in folders], most=8)
+        places = quote_names([name or "." for name in folders], most=8)
         raise DatasetNotFoundError(
             f"{len(missing)} of {len(shortened)} images of {title} are missing: "
-            f"{quote_names(missing)}; looked in {searched} of {tree.display_name()}; "
+            f"{quote_names(missing)}; looked in {places} of {searched.display_name()}; "
             "pass the folder of the images as root"
         )
     return folder, shortened
@@ -260,9 +283,13 @@ def find_images(
 def _image_folders(
     tree: Tree, file: str, options: DataOptions
 ) -> tuple[Tree, list[str]]:
-    """Return the folders that can hold the images of a file, and their tree."""
+    """Return a tree, and the folders in it that can hold the images of a file.
+
+    The tree is that of ``options.root``, or reaches one folder above the file. A remote
+    tree is listed here.
+    """
     if tree.remote:
-        tree.sizes  # noqa: B018  # list once, instead of one request per image
+        tree.list_once()  # otherwise, every image would take a request
     bases = [""]
     if options.root is not None:
         tree = Tree(options.root)
@@ -273,7 +300,7 @@ def _image_folders(
             tree = Tree(tree.root.parent)
         bases = [folder, posixpath.dirname(folder)]
     stem = posixpath.splitext(posixpath.basename(file))[0]
-    last_word = stem.rpartition("_")[2]
+    last_word = stem.rpartition("_")[2]  # such as "train" of "cub_train"
     folders = [
         posixpath.join(base, inner).rstrip("/")
         for base in bases
@@ -299,7 +326,7 @@ def _locate_images(
 
 
 def _without_folders(name: str, n_removed: int) -> str:
-    """Return a path without its first folders."""
+    """Return a path without its first folders; unchanged if nothing would be left."""
     return "/".join(name.split("/")[n_removed:]) or name
 
 
@@ -325,7 +352,7 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """
     names = [name] if name else _tables_of(tree)
     if name and options.labelled:
-        partner = partner_name(tree, name)
+        partner = test_file_of(tree, name)
         if partner:
             names.append(partner)
     tables = [_read_rows(tree, each, options) for each in names]
@@ -343,9 +370,10 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
 def _split_parts(
     file: str, samples: Samples, splits: Sequence[str], title: str
 ) -> tuple[list[ListedPart], list[str]]:
-    """Return the training and test parts by the split column, and notes.
+    """Return the training and test parts by the split of each row, and notes.
 
-    Validation rows are the test part if there are no test rows, and left out otherwise.
+    Without ``splits``, all samples are one part. Validation rows are the test part if
+    there are no test rows, and left out otherwise.
     """
     if not splits:
         return [ListedPart(file, samples)], []
@@ -368,7 +396,7 @@ def _split_parts(
 
 
 def _tables_of(tree: Tree) -> list[str]:
-    """Return the tables of a folder.
+    """Return the tables of a folder, training first, or nothing.
 
     These are its metadata, or a training and a test table, or its only table if the
     folder has at most one subfolder.
@@ -378,7 +406,7 @@ def _tables_of(tree: Tree) -> list[str]:
         return metadata
     train = training_file(tree, _SUFFIXES)
     if train is not None:
-        return [train, partner_name(tree, train) or train]
+        return [train, test_file_of(tree, train) or train]
     folders = [
         name
         for name, kind in tree.entries()
@@ -392,7 +420,7 @@ def _tables_of(tree: Tree) -> list[str]:
 
 
 def _metadata(tree: Tree) -> list[str]:
-    """Return the metadata files of a Hugging Face image folder.
+    """Return the metadata files of a Hugging Face image folder, or nothing.
 
     That is one file for all images, or one each for training and test.
     """
@@ -426,10 +454,11 @@ def _metadata_in(tree: Tree, folders: Sequence[str]) -> list[str]:
 def _read_rows(
     tree: Tree, name: str, options: DataOptions
 ) -> tuple[Samples, Sequence[str]]:
-    """Return the samples of a table, and the split of each row if it has that column.
+    """Return the samples of a table, and the split of each sample.
 
-    With labels, every row must have a sample and a label. Without, rows with an empty
-    sample are left out.
+    Without a split column, the splits are empty. A split is "train", "test" or
+    "validation". With labels, every row must have a sample and a label. Without, rows
+    with an empty sample are left out.
     """
     title = tree.display_name(name)
     if posixpath.basename(name) in _METADATA:
@@ -458,19 +487,23 @@ def _read_rows(
             if options.labelled and not cells[column].strip():
                 raise InputError(f"{title} line {line}: {column} must not be empty")
         if split:
-            word = cells[split].strip().lower()
-            if word not in _SPLITS:
-                raise FileFormatError(
-                    f"{title} line {line}: {split} must be train, test or validation, "
-                    f"got {word!r}"
-                )
-            splits.append(_SPLITS[word])
+            splits.append(_split_named(cells[split], f"{title} line {line}"))
         if cells[columns.sample].strip():
             values.append(cells[columns.sample])
             labels.append(cells.get(columns.label, "").strip())
     if not values:
         raise FileFormatError(f"{title} must hold at least one text, got none")
     return listed_samples(columns.kind, values, labels), splits
+
+
+def _split_named(cell: str, title: str) -> str:
+    """Return the split that a cell names: "train", "test" or "validation"."""
+    word = cell.strip().lower()
+    if word not in _SPLITS:
+        raise FileFormatError(
+            f"{title}: {SPLIT_COLUMN} must be train, test or validation, got {word!r}"
+        )
+    return _SPLITS[word]
 
 
 def _read_cells(text: str, name: str, title: str) -> tuple[list[str], list[Row]]:
@@ -487,6 +520,7 @@ def _read_cells(text: str, name: str, title: str) -> tuple[list[str], list[Row]]
 
 
 def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
+    """Return the header and the rows; rows of other lengths are refused."""
     rows: list[Row] = []
     header: list[str] = []
     # pyarrow.csv gives no line numbers for messages.
@@ -511,6 +545,7 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
 
 
 def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
+    """Return the keys of all lines, and the strings and integers of each line."""
     rows: list[Row] = []
     header: dict[str, None] = {}
     for line, entry in enumerate(text.split("\n"), start=1):
@@ -569,9 +604,7 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
             unusable["of several classes" if classes else "without a class"] += 1
         else:
             rows.append((kind, sample, classes.pop()))
-    reasons = ", ".join(
-        f"{reason}: {count}" for reason, count in sorted(unusable.items())
-    )
+    reasons = counts_text(unusable)
     if not rows:
         raise FileFormatError(f"{title} has no sample of one class ({reasons}).")
     kinds, samples, labels = zip(*rows, strict=True)
@@ -601,7 +634,10 @@ def _read_tasks(text: str, title: str) -> list[dict[str, Any]]:
 
 
 def _sample(task: Mapping[str, Any]) -> tuple[str, str]:
-    """Return kind and text or file of a task; the file is "" on another machine."""
+    """Return the kind of a task, or "", and its text or the name of its image.
+
+    The name is "" for an image on another machine.
+    """
     data = task.get("data", task)
     if not isinstance(data, dict):
         return "", ""
@@ -627,7 +663,10 @@ def _classes(task: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _annotated_values(task: Mapping[str, Any]) -> list[Any]:
-    """Return the values of all annotations that were not cancelled."""
+    """Return the values of all annotations that were not cancelled.
+
+    Choices are a string or a list under ``"choices"``; other values have no such key.
+    """
     if not isinstance(task.get("annotations"), list):  # JSON-MIN
         choice = task.get("choice", task.get("label"))
         return [choice if isinstance(choice, dict) else {"choices": choice}]

@@ -18,8 +18,7 @@ from evergrow.core.escaping import printable, quote_names
 from evergrow.data.archives import Member, tar_members
 from evergrow.data.class_labels import class_labels
 from evergrow.data.folders import is_hidden
-from evergrow.data.image_suffixes import is_image
-from evergrow.data.items import Images, Samples
+from evergrow.data.items import Images, Samples, is_image
 from evergrow.data.readers import register_reader
 from evergrow.data.shards import Shard, Source, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
@@ -28,7 +27,11 @@ LABEL_SUFFIXES = ("cls", "json", "txt")
 """Suffixes of files with labels, in the order of the search."""
 
 LARGEST_LABEL = 2**20
+"""Largest size of a label file in bytes."""
+
 _BLOCK = 65536
+"""Bytes of a remote tar that are fetched at a time while it is indexed."""
+
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstandard"}
 
 
@@ -49,21 +52,21 @@ class TarSample(NamedTuple):
         return self.files[min(images, key=lambda suffix: "." in suffix)]
 
 
-def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
-    """Group the files of a tar into samples.
+def tar_samples(members: Iterable[Member], title: str) -> Iterator[TarSample]:
+    """Group consecutive files of a tar into samples; hidden ones are left out.
 
     Raises
     ------
     FileFormatError
-        If a sample has two files with the same suffix.
+        If a sample has two files with the same suffix, or a file is too large.
 
     Examples
     --------
     >>> from evergrow.data.archives import Member
-    >>> from evergrow.data.webdataset import grouped
+    >>> from evergrow.data.webdataset import tar_samples
     >>> names = ("a/1.jpg", "a/1.cls", "a/2.seg.png")
     >>> members = [Member(name, 0, 512, 512, 0, "") for name in names]
-    >>> [(sample.key, list(sample.files)) for sample in grouped(members, "toy.tar")]
+    >>> [(sample.key, list(sample.files)) for sample in tar_samples(members, "toy.tar")]
     [('a/1', ['jpg', 'cls']), ('a/2', ['seg.png'])]
     """
 
@@ -97,7 +100,7 @@ def is_webdataset(tree: Tree, name: str) -> bool:
             members = itertools.islice(tar_members(file, title, tree.size(name)), 16)
             images = [
                 sample
-                for sample in grouped(members, title)
+                for sample in tar_samples(members, title)
                 if any(is_image(f"x.{end}") for end in sample.files)
             ]
     except EvergrowError:
@@ -120,6 +123,7 @@ class WebDatasetSource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
+        """Return the form and the shards of a tar: ranges of its bytes."""
         ranges, label = self._index(name)
         shards = []
         for span in spans([(1, stop - start) for start, stop in ranges], rows, size):
@@ -130,7 +134,10 @@ class WebDatasetSource(Source):
         return {"labels": label}, shards
 
     def _index(self, name: str) -> tuple[list[tuple[int, int]], str]:
-        """Return the byte range of every sample, and the suffix of the labels or ""."""
+        """Return the byte range of every sample of a tar, and the suffix of its labels.
+
+        The suffix is "" if no sample has a label. Samples must all have one or none.
+        """
         title = self.tree.display_name(name)
         ranges: list[tuple[int, int]] = []
         label: str | None = None
@@ -142,8 +149,9 @@ class WebDatasetSource(Source):
                     f"got {_PACKED[magic]}"
                 )
             file.seek(0)
-            for sample in grouped(tar_members(file, title, self.files[name]), title):
-                sample.image(title)
+            members = tar_members(file, title, self.files[name])
+            for sample in tar_samples(members, title):
+                sample.image(title)  # raises without an image
                 suffix = self._label_suffix(sample)
                 if label is None:
                     label = suffix  # of the first sample
@@ -155,15 +163,15 @@ class WebDatasetSource(Source):
                         f".{label or suffix} or none, but {printable(sample.key)} has "
                         f"{quote_names(sample.files)}"
                     )
-                members = sample.files.values()
-                first = min(member.start for member in members)
-                last = max(member.stop for member in members)
-                ranges.append((first, last))
+                start = min(member.start for member in sample.files.values())
+                stop = max(member.stop for member in sample.files.values())
+                ranges.append((start, stop))
         if not ranges:
             raise InputError(f"{title} must hold at least one sample, got none")
         return ranges, label or ""
 
     def _label_suffix(self, sample: TarSample) -> str:
+        """Return the suffix of the label file that a sample has or needs, or ""."""
         if not self.options.labelled:
             return ""
         if self.options.label_column.startswith("."):
@@ -171,7 +179,10 @@ class WebDatasetSource(Source):
         return next((suffix for suffix in LABEL_SUFFIXES if suffix in sample.files), "")
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples in a range of bytes, which is read at once."""
+        """Return the samples of a shard, whose range of bytes is read at once.
+
+        Without ``bodies``, images have no bytes; the range is read all the same.
+        """
         name, start, stop, label = where_of(
             shard, file=str, start=int, stop=int, label=str
         )
@@ -182,11 +193,8 @@ class WebDatasetSource(Source):
                 f"{title} must be as long as when the shards were made, "
                 "but it ends early"
             )
-        samples = list(
-            grouped(
-                tar_members(io.BytesIO(body), title, len(body), complete=False), title
-            )
-        )
+        members = tar_members(io.BytesIO(body), title, len(body), complete=False)
+        samples = list(tar_samples(members, title))
         if len(samples) != shard.rows:
             raise FileFormatError(
                 f"{title} must hold {shard.rows} samples in these bytes, "
@@ -205,6 +213,7 @@ class WebDatasetSource(Source):
         return Samples("image", Images(values, names), labels=labels)
 
     def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
+        """Return the label of a sample: a text, or a value of its JSON file."""
         member = sample.files.get(suffix)
         what = f"{title}: .{suffix} of {printable(sample.key)}"
         if member is None or member.size > LARGEST_LABEL:
@@ -224,8 +233,13 @@ class WebDatasetSource(Source):
 
 
 def _has_samples(tree: Tree) -> bool:
+    """Return whether the first tar in a folder holds samples."""
     tar = next((name for name in tree.files() if name.lower().endswith(".tar")), "")
-    return bool(tar) and not tree.folders() and is_webdataset(tree, tar)
+    return bool(tar) and is_webdataset(tree, tar)
 
 
-register_reader("webdataset", fits=_has_samples, rank=15)(WebDatasetSource)
+register_reader(
+    "webdataset",
+    fits=lambda tree: not tree.folders() and _has_samples(tree),
+    rank=15,
+)(WebDatasetSource)

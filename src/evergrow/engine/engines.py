@@ -7,7 +7,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,44 +76,70 @@ class Engine(ABC):
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return the task runner. Workers import `perform` by module and name."""
+        """Return a new runner of tasks, which the caller closes.
+
+        Parameters
+        ----------
+        perform : callable
+            Runs a task on a worker, which imports it by module and name.
+        """
 
     @contextmanager
     def open(
         self, device: Any, weights: Any = None, *, lasting: bool = False
     ) -> Iterator[tuple[Path, EngineRunOptions]]:
-        """Yield a folder and running workers, which stop at the end of the block.
+        """Start workers for a job. They stop at the end of the block.
 
         Parameters
         ----------
         device : str or torch.device
             Device that workers compute on.
         weights : str or path-like, optional
-            Path of the backbone's weights on the workers, if it differs from the
-            recorded one.
+            Path of the backbone's weights on the workers, if it differs from the path
+            in the model.
         lasting : bool, default=False
-            Whether the folder holds the result, so that a temporary one is refused.
+            Whether the folder will hold the result.
+
+        Yields
+        ------
+        folder : Path
+            Folder of the job. A temporary one is deleted at the end of the block.
+        options : EngineRunOptions
+            How to run the job, with the runner.
+
+        Raises
+        ------
+        ParameterError
+            If `lasting` is true and the engine has no folder.
         """
         if lasting and self.folder is None:
             raise ParameterError(
                 "folder must be given, because the results are written there, got None"
             )
-        with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
+        weights_path = None if weights is None else os.fspath(weights)
+        with (
+            tempfile.TemporaryDirectory(prefix="evergrow-") as temporary,
+            closing(self.runner()) as runner,
+        ):
             folder = Path(temporary if self.folder is None else self.folder).absolute()
-            runner = self.runner()
-            try:
-                weights_path = None
-                if weights is not None:
-                    weights_path = os.fspath(weights)
-                options = EngineRunOptions(
-                    runner, str(device), self.progress, weights_path
-                )
-                yield folder, options
-            finally:
-                runner.close()
+            options = EngineRunOptions(runner, str(device), self.progress, weights_path)
+            yield folder, options
 
     def fit(self, learner: Learner, data: Any) -> JobReport:
-        """Fit a learner from scratch; see :func:`evergrow.engine.fitting.fit`."""
+        """Fit a learner from scratch, in place.
+
+        Parameters
+        ----------
+        learner : Learner
+            The learner. Everything it knew is replaced.
+        data : str, path-like or Source
+            Labelled data.
+
+        Returns
+        -------
+        JobReport
+            The samples that were learned and those left out.
+        """
         manifest = self.manifest(
             data, seed_of(learner), skip=_skips_unreadable(learner)
         )
@@ -121,7 +147,20 @@ class Engine(ABC):
             return fit(learner, manifest, folder, options)
 
     def partial_fit(self, learner: Learner, data: Any) -> JobReport:
-        """Learn more data; see :func:`evergrow.engine.fitting.update`."""
+        """Learn more data with a fitted learner, in place.
+
+        Parameters
+        ----------
+        learner : Learner
+            The learner.
+        data : str, path-like or Source
+            Labelled data.
+
+        Returns
+        -------
+        JobReport
+            The samples that were learned and those left out.
+        """
         manifest = self.manifest(data, skip=_skips_unreadable(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             return update(learner, manifest, folder, options)
@@ -137,8 +176,9 @@ class Engine(ABC):
             The model.
         data : str, path-like or Source
             Labelled data.
-        false_alarm : float
-            False alarm rate that sets the novelty threshold.
+        false_alarm : float, default=0.05
+            Fraction of known samples that may be rejected as unknown. Ignored if the
+            model is not calibrated for unknown samples.
 
         Returns
         -------
@@ -150,7 +190,8 @@ class Engine(ABC):
         started = time.perf_counter()
         manifest = self.manifest(data, skip=_skips_unreadable(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
-            # The files hold novelty scores, so one rate serves every threshold.
+            # Workers write novelty scores, which do not depend on the rate. With a
+            # fixed rate, a job resumes also if `false_alarm` changes.
             file_rate = None
             if learner.state_.describe()["novelty"] is not None:
                 file_rate = FALSE_ALARM
@@ -263,7 +304,7 @@ class Engine(ABC):
             return all_shards(begin_job(job), options)
 
     def manifest(self, data: Any, seed: int = 0, *, skip: bool = False) -> Manifest:
-        """Return the manifest of a data set.
+        """Split a data set into shards.
 
         Parameters
         ----------
@@ -273,6 +314,11 @@ class Engine(ABC):
             Seed of the draw of samples for the layer.
         skip : bool
             Whether unreadable files are left out.
+
+        Raises
+        ------
+        InputError
+            If `data` is data in memory, which workers cannot read, or has no samples.
         """
         if isinstance(data, (str, os.PathLike)):
             source = read(data)
@@ -350,4 +396,5 @@ class RayEngine(Engine):
 
 
 def _skips_unreadable(learner: Learner) -> bool:
+    """Return whether the learner leaves out samples that cannot be read."""
     return bool(extraction_settings(learner)["on_error"] == "skip")

@@ -1,8 +1,10 @@
 """Fit and update a model shard by shard.
 
-A fit has four steps. Workers encode a sample of the data, the driver grows the layer on
-it, workers compute the statistics of every shard, and the statistics are summed; see
-:mod:`evergrow.engine.shard_merge`. An update uses the layer of the model.
+A fit has four steps. Workers encode a sample of the data (the first samples). This
+process, the driver, grows the layer on them. Workers compute the statistics of every
+shard. The statistics are summed; see :mod:`evergrow.engine.shard_merge`. An update
+skips the second step, because it uses the layer of the model. Both calibrate the model
+on the first samples.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from evergrow.engine.job import (
 )
 from evergrow.engine.job_steps import (
     EngineRunOptions,
-    finish,
+    finish_job,
     model_job,
     portable_description,
     run_shards,
@@ -34,8 +36,8 @@ from evergrow.engine.job_steps import (
 from evergrow.engine.shard_merge import FAN_IN, ShardMerge
 from evergrow.engine.worker_tasks import (
     ShardFeatures,
-    first_features,
-    if_whole,
+    existing_first_features,
+    read_or_none,
     release_opened,
 )
 from evergrow.learner import empty_copy
@@ -56,16 +58,17 @@ from evergrow.learner.sharded_fit import (
 def fit(
     learner: Learner, manifest: Manifest, folder: Path, options: EngineRunOptions
 ) -> JobReport:
-    """Fit a learner from scratch on a data set.
+    """Fit a learner from scratch on a data set, or resume an interrupted fit.
 
     Parameters
     ----------
     learner : Learner
-        The learner. It forgets everything first.
+        The learner. Changed in place at the end; everything it knew is replaced.
     manifest : Manifest
         The data.
     folder : Path
-        Folder of the job.
+        Folder of the job. If it has a finished job of the same data and settings, only
+        the result is loaded.
     options : EngineRunOptions
         How the job is run.
 
@@ -73,6 +76,15 @@ def fit(
     -------
     JobReport
         The samples that were learned and those left out.
+
+    Raises
+    ------
+    UnsupportedError
+        If learners of this method cannot be merged.
+    EngineError
+        If the folder holds another job, or a task fails. Finished results are kept.
+    InputError
+        If a class has no readable sample.
     """
     check_mergeable(learner, fresh=True)
     encoder = encoder_for(
@@ -99,34 +111,50 @@ def fit(
 def update(
     learner: Learner, manifest: Manifest, folder: Path, options: EngineRunOptions
 ) -> JobReport:
-    """Learn more data. Takes the parameters of :func:`fit`."""
+    """Learn more data with a fitted learner, in place, or resume an interrupted update.
+
+    Parameters, result and errors are the same as for :func:`fit`.
+    """
     check_mergeable(learner, fresh=False)
     if learner.state_.spec is not None:
+        # Raises for a backbone that workers cannot load.
         portable_description(learner.state_.spec)
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
-    has_template = if_whole(read_archive, job.template) is not None
-    if _finished_report(job) is None and not has_template:
+    has_template = read_or_none(read_archive, job.template_file) is not None
+    if _report_if_complete(job) is None and not has_template:
         template = empty_copy(learner)
         n_samples = sum(learner.state_.label_counts.values()) + manifest.rows
-        template.head_.with_expected_rows(n_samples)
-        write_archive(job.template, template.state_.to_archive())
+        template.head_.expect_rows(n_samples)
+        write_archive(job.template_file, template.state_.to_archive())
     return _learn(learner, job, options, None)
 
 
-def _finished_report(job: Job) -> JobReport | None:
-    """Return the final report of a job, or None if the job is not finished."""
-    if if_whole(read_archive, job.model) is None:
+def _report_if_complete(job: Job) -> JobReport | None:
+    """Return the final report of a job, or None unless report and model are whole."""
+    if read_or_none(read_archive, job.model_file) is None:
         return None
-    return job.finished()
+    return job.final_report()
 
 
 def _learn(
     learner: Learner, job: Job, options: EngineRunOptions, encoder: Encoder | None
 ) -> JobReport:
-    """Complete a job and copy the result to the learner."""
-    report = _finished_report(job)
+    """Complete a job and copy the result to the learner.
+
+    Parameters
+    ----------
+    learner : Learner
+        Changed in place.
+    job : Job
+        A fit or an update.
+    options : EngineRunOptions
+        How the job is run.
+    encoder : Encoder or None
+        Encoder of the layer's template. None if the job has the template already.
+    """
+    report = _report_if_complete(job)
     if report is not None:
-        adopt(learner, _load(job.model, options))
+        adopt(learner, _load(job.model_file, options))
         return report
     try:
         with locked(job.folder):
@@ -148,31 +176,34 @@ def _learn(
                 complete_fit(learner, total, sample)
             else:
                 complete_update(learner, total, sample)
-            learner.save(job.model)
-            finish(job, report, ("first", "statistics", "merged"))
+            learner.save(job.model_file)
+            finish_job(job, report, ("first", "statistics", "merged"))
             return report
     finally:
         release_opened()
 
 
 def _load(path: Path, options: EngineRunOptions) -> Learner:
+    """Load a model of the job on the device of the job."""
     return Learner.load(path, device=options.model_device, cache=False)
 
 
 def _make_template(
     learner: Learner, job: Job, options: EngineRunOptions, encoder: Encoder | None
 ) -> None:
-    """Encode the first samples, and grow the layer on them unless it exists."""
+    """Write missing features of first samples, and the template if it is missing."""
     missing = [
-        shard for shard in _shards_with_first(job) if first_features(job, shard) is None
+        shard
+        for shard in _shards_with_first(job)
+        if existing_first_features(job, shard) is None
     ]
     report = run_shards(job, "first", missing, options, "first samples")
-    if if_whole(read_archive, job.template) is None:
+    if read_or_none(read_archive, job.template_file) is None:
         assert encoder is not None
         sample = _layer_sample(job, skipped=report.failed)
         template = with_layer(learner, encoder, sample)
-        template.head_.with_expected_rows(job.manifest.rows)
-        template.save(job.template)
+        template.head_.expect_rows(job.manifest.rows)
+        template.save(job.template_file)
 
 
 def _shards_with_first(job: Job) -> list[int]:
@@ -185,11 +216,27 @@ def _shards_with_first(job: Job) -> list[int]:
 
 
 def _layer_sample(job: Job, skipped: Iterable[str]) -> LabelledRows:
-    """Return the first samples of all shards that were not skipped."""
+    """Return features and labels of the first samples, in the order of the shards.
+
+    Parameters
+    ----------
+    job : Job
+        The job. The features of the first samples are written.
+    skipped : iterable of str
+        Numbers of shards that could not be read.
+
+    Raises
+    ------
+    EngineError
+        If a file is missing or damaged, or the shards have different widths.
+    InputError
+        If no first sample could be read.
+    """
     parts: dict[int, ShardFeatures] = {}
     for shard in sorted(set(_shards_with_first(job)).difference(map(int, skipped))):
-        part = first_features(job, shard)
+        part = existing_first_features(job, shard)
         path = job.result("first", shard)
+        # With skipping, the shard may have been unreadable when the file was due.
         if part is None and (path.is_file() or not job.skips):
             raise EngineError(
                 f"{path} is gone, damaged or of another shard: was the folder "
@@ -220,7 +267,24 @@ def _check_widths(parts: dict[int, ShardFeatures]) -> None:
 
 
 def _check_counts(job: Job, total: Learner, report: JobReport) -> None:
-    """Check that every sample was counted once and every class has a readable one."""
+    """Check that every sample was counted once and every class has a readable one.
+
+    Parameters
+    ----------
+    job : Job
+        The job.
+    total : Learner
+        Sum of all shards.
+    report : JobReport
+        Samples and shards that were left out.
+
+    Raises
+    ------
+    EngineError
+        If the sum has more or fewer samples than the report.
+    InputError
+        If all samples of a class are unreadable.
+    """
     learned = sum(total.state_.counts.values())
     wanted = sum(
         shard.rows

@@ -2,11 +2,18 @@
 
 ::
 
-    job.json      manifest of the data, the work, and all settings that decide results
-    first/        features of the samples that the layer is grown on, per shard
-    statistics/   statistics of each shard
-    merged/       partial sums of the statistics
-    model.evg     result of a fit or an update
+    job.json           manifest of the data, the work, and the settings that decide
+                       results
+    KEY-template.evg   empty model with the layer that all shards share
+    start.evg          model that an update, a prediction or an evaluation starts from
+    first/             features of the samples that the layer is grown on, per shard
+    statistics/        statistics of each shard
+    merged/            partial sums of the statistics
+    features/          features of each shard, as Parquet
+    predict/           predictions of each shard, as Parquet
+    evaluate/          the same, with true labels
+    model.evg          result of a fit or an update
+    finished.json      report of the finished job
 
 The manifest depends on the data, the shard sizes and a seed, not on workers, machine or
 time. Every result file is named by the job's key, a hash of manifest and settings, and
@@ -79,6 +86,8 @@ class Manifest:
     unreadable : dict of str to str
         Reasons, by file name, of files whose contents could not be listed and that are
         left out.
+
+    Examples
     --------
     >>> from evergrow.engine.job import Manifest
     >>> from evergrow.data import Shard
@@ -131,6 +140,7 @@ class Manifest:
 
     @cached_property
     def _first_rows(self) -> list[NDArray[np.int64]]:
+        """`first` as rows of each shard, in the order of the shards."""
         starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
         first = np.array(self.first, dtype=np.int64)
         pieces = np.split(first, np.searchsorted(first, starts[1:-1]))
@@ -162,12 +172,17 @@ def plan(
     shard_rows, shard_mib : int
         Maximum samples and MiB of a shard.
     first_rows : int
-        Maximum number of samples that the layer is grown on.
+        Maximum number of samples that the layer is grown on. If the data has more, they
+        are drawn at random.
     seed : int
         Seed of this draw.
     skip : bool
         Whether files whose contents cannot be listed are left out and recorded in the
         manifest.
+
+    Returns
+    -------
+    Manifest
 
     Raises
     ------
@@ -202,20 +217,20 @@ def plan(
 
 
 def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
-    """Return a short hash of plain JSON values."""
+    """Return a hash of JSON values, 16 hexadecimal digits."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(
         text.encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
 
 
-# -- the job
+# -- the job and its report
 
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
 """Kinds of jobs."""
 
 STAGES = ("first", "statistics", "merged", "features", "predict", "evaluate")
-"""Folders of results."""
+"""Folders of result files in the folder of a job."""
 
 _TABLES = ("features", "predict", "evaluate")
 """Stages whose results are Parquet files. The others are archives."""
@@ -224,7 +239,7 @@ _TABLES = ("features", "predict", "evaluate")
 @record("engine-job")
 @dataclass(frozen=True)
 class _JobFile:
-    """Content of ``job.json``."""
+    """Content of ``job.json``. The fields are the same as in :class:`Job`."""
 
     manifest: Manifest
     work: Work
@@ -239,7 +254,7 @@ MAX_LISTED_FAILURES = 5
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report in the result file of a shard.
+    """Summary of a shard, stored in its result file.
 
     Parameters
     ----------
@@ -262,7 +277,9 @@ class ShardReport:
 @record("engine-finished")
 @dataclass
 class JobReport:
-    """Progress of a job. ``finished.json`` holds the final state.
+    """Which shards of a job are finished, failed or left out.
+
+    It grows while the job runs. ``finished.json`` holds the final state.
 
     Parameters
     ----------
@@ -302,14 +319,14 @@ class JobReport:
             self.failed[shard] = result.error
 
     def progress(self) -> tuple[int, str]:
-        """Return the number of finished and failed shards, and a note for the bar."""
+        """Return the number of finished and failed shards, and a note for the meter."""
         note = f"{self.rows:,} samples"
         if self.failed:
             note += f", {len(self.failed)} shards failed"
         return len(self.shards) + len(self.failed), note
 
     def samples_left_out(self) -> list[tuple[str, str]]:
-        """Return name and reason of unreadable samples, in the order of the shards."""
+        """Return (name, reason) of unreadable samples, in the order of the shards."""
         return [
             pair
             for shard in sorted(self.shards, key=int)
@@ -317,7 +334,7 @@ class JobReport:
         ]
 
     def summary(self) -> list[str]:
-        """Describe the data that was left out, one line per kind."""
+        """Return a line per kind of data that was left out: files, shards, samples."""
         samples = [f"{name}: {why}" for name, why in self.samples_left_out()]
         shards = [self.failed[shard] for shard in sorted(self.failed, key=int)]
         reasons_of = {
@@ -336,7 +353,7 @@ class JobReport:
         return lines
 
     def to_values(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return plain values for JSON, with ``shards`` as their number."""
         return {
             "rows": self.rows,
             "shards": len(self.shards),
@@ -378,11 +395,19 @@ class Job:
 
     @property
     def skips(self) -> bool:
-        """Whether unreadable samples and shards are left out."""
+        """Whether unreadable samples and shards are left out instead of failing."""
         return bool(self.settings.get("on_error") == "skip")
 
     def result(self, stage: str, name: int | str) -> Path:
-        """Return the path of a result, named by shard number or by text."""
+        """Return the path of a result file.
+
+        Parameters
+        ----------
+        stage : str
+            Its folder, one of :data:`STAGES`.
+        name : int or str
+            Number of the shard, or the name of a sum of shards.
+        """
         if isinstance(name, int):
             name = f"{name:06d}"
         if stage in _TABLES:
@@ -392,34 +417,37 @@ class Job:
         return self.folder / stage / f"{self.key}-{name}{suffix}"
 
     def fingerprint(self, shard: int) -> str:
-        """Return a hash of the job and a shard, stored in results to identify them."""
+        """Return a hash of the job and a shard. Result files store it."""
         return digest_of([self.key, to_values(self.manifest.shards[shard])])
 
     @property
-    def template(self) -> Path:
-        """Path of the empty model whose layer all shards share."""
+    def template_file(self) -> Path:
+        """The empty model whose layer all shards share."""
         return self.folder / f"{self.key}-template.evg"
 
     @property
-    def start(self) -> Path:
-        """Path of the model that the job started from, if any."""
+    def start_file(self) -> Path:
+        """The model that the job starts from. A fit and an extraction have none."""
         return self.folder / "start.evg"
 
     @property
-    def model(self) -> Path:
-        """Path of the resulting model."""
+    def model_file(self) -> Path:
+        """The resulting model of a fit or an update."""
         return self.folder / "model.evg"
 
     @property
-    def finish(self) -> Path:
-        """Path of the final report, which is written last."""
+    def report_file(self) -> Path:
+        """The final report. Written last, so the job is finished if it exists."""
         return self.folder / "finished.json"
 
-    def finished(self) -> JobReport | None:
-        """Return the final report, or None if it is missing or damaged."""
-        name = str(self.finish)
+    def final_report(self) -> JobReport | None:
+        """Return the final report, or None if the job is not finished.
+
+        A report that is damaged or of another job counts as missing.
+        """
+        name = str(self.report_file)
         try:
-            values = parse_json(self.finish.read_bytes(), name)
+            values = parse_json(self.report_file.read_bytes(), name)
             report = from_document(JobReport, values, name)
         except (FileNotFoundError, FileFormatError):
             return None
@@ -433,7 +461,10 @@ EXTRACTION = ("on_error", "batch_size", "precision")
 
 
 def extraction_settings(learner: Learner) -> dict[str, Any]:
-    """Return the settings that decide features, and the version that computes them."""
+    """Return evergrow's version and the settings :data:`EXTRACTION` of a learner.
+
+    With another value of any of them, a job computes other features.
+    """
     config = encode_config(learner.extract, False)
     return {
         "evergrow": __version__,
@@ -442,14 +473,17 @@ def extraction_settings(learner: Learner) -> dict[str, Any]:
 
 
 def begin_job(job: Job) -> Job:
-    """Write ``job.json``, or resume the same job if the folder already has it.
+    """Create the folder of a job and write ``job.json``. Return the job.
+
+    If the folder already has the same job, its results are kept, so that the job is
+    resumed.
 
     Raises
     ------
     EngineError
-        If the folder holds another job.
+        If the folder holds another job, or something else under the name of a job file.
     """
-    _check_folder(job)
+    _prepare_folder(job)
     path = job.folder / "job.json"
     if path.exists():
         _check_same(read_job(job.folder), job)
@@ -460,16 +494,19 @@ def begin_job(job: Job) -> Job:
     return job
 
 
-def _check_folder(job: Job) -> None:
-    """Create the folder of a job. Reject links and files in place of job files."""
+def _prepare_folder(job: Job) -> None:
+    """Create the folder of a job, and check the files and folders that are there.
+
+    Links, and folders in place of files, are rejected: a job would write through them.
+    """
     folder = job.folder
     files = [
         folder / ".lock",
         folder / "job.json",
-        job.template,
-        job.start,
-        job.model,
-        job.finish,
+        job.template_file,
+        job.start_file,
+        job.model_file,
+        job.report_file,
     ]
     stages = [folder / stage for stage in STAGES]
     try:
@@ -519,7 +556,10 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
 
 
 def _check_same(found: Job, job: Job) -> None:
-    """Raise :class:`EngineError` with the differences if two jobs are not the same."""
+    """Raise :class:`EngineError` if the job of a folder is not the job to begin.
+
+    The message names the settings that differ.
+    """
     if found.key == job.key:
         return
     before = _described(found)
@@ -537,7 +577,7 @@ def _check_same(found: Job, job: Job) -> None:
 
 
 def _described(job: Job) -> dict[str, Any]:
-    """Return everything that decides a job's results, for a message."""
+    """Return values by name that describe what decides a job's results."""
     manifest = job.manifest
     data = f"{manifest.rows:,} samples of kind {manifest.kind}"
     return {

@@ -23,7 +23,7 @@ from evergrow.engine.job import (
     extraction_settings,
 )
 from evergrow.engine.runners import Runner, TaskResult, WorkerTask
-from evergrow.engine.worker_tasks import if_whole, release_opened, versions
+from evergrow.engine.worker_tasks import read_or_none, release_opened, versions
 from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.learner import Learner
 
@@ -41,8 +41,8 @@ class EngineRunOptions:
     progress : bool, default=False
         Whether to show a progress bar.
     weights : str, optional
-        Path of the backbone's weights on the workers, if it differs from the recorded
-        one.
+        Path of the backbone's weights on the workers, if it differs from the path in
+        the model.
     """
 
     runner: Runner
@@ -52,13 +52,20 @@ class EngineRunOptions:
 
     @property
     def model_device(self) -> str | None:
-        """The device as an argument of `Learner.load`."""
+        """The device as an argument of `Learner.load`, which takes None for "auto"."""
         if self.device == "auto":
             return None
         return self.device
 
     def task_settings(self, job: Job) -> dict[str, Any]:
-        """Return the settings that every task of a job needs."""
+        """Return what every task of a job needs in ``about``.
+
+        Returns
+        -------
+        dict
+            ``folder`` and ``key`` of the job, ``device`` and ``weights`` from
+            here, and ``versions``, which the worker must have.
+        """
         return {
             "folder": str(job.folder),
             "device": self.device,
@@ -70,7 +77,7 @@ class EngineRunOptions:
     def shard_tasks(
         self, job: Job, work: str, shards: Iterable[int]
     ) -> list[WorkerTask]:
-        """Return one task per shard."""
+        """Return one task of the kind `work` per shard."""
         settings = self.task_settings(job)
         return [WorkerTask(work, shard, settings) for shard in shards]
 
@@ -78,7 +85,7 @@ class EngineRunOptions:
 def run_tasks(
     job: Job, options: EngineRunOptions, tasks: Sequence[WorkerTask]
 ) -> Iterator[TaskResult]:
-    """Run tasks and yield their results.
+    """Run tasks and yield their results as they finish, in any order.
 
     Raises
     ------
@@ -112,7 +119,7 @@ def _failure(result: TaskResult) -> str:
 def run_shards(
     job: Job, work: str, shards: Iterable[int], options: EngineRunOptions, title: str
 ) -> JobReport:
-    """Run one kind of task on shards.
+    """Run one kind of task on shards, with a progress bar.
 
     Parameters
     ----------
@@ -130,7 +137,7 @@ def run_shards(
     Returns
     -------
     JobReport
-        Report of the shards.
+        Report of the shards: finished ones, and failed ones if the job skips.
     """
     report = JobReport(job.key, unreadable=dict(job.manifest.unreadable))
     tasks = options.shard_tasks(job, work, shards)
@@ -141,22 +148,25 @@ def run_shards(
     return report
 
 
-def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
-    """Write the final report. Delete intermediate folders and leftover files."""
-    write_document(job.finish, report)
+def finish_job(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
+    """Write the final report of a job, then delete files that only the job needed.
+
+    These are the given folders, the template, and temporary files of killed workers.
+    """
+    write_document(job.report_file, report)
     for folder in folders:
         shutil.rmtree(job.folder / folder, ignore_errors=True)
-    job.template.unlink(missing_ok=True)
+    job.template_file.unlink(missing_ok=True)
     remove_leftovers(job.folder, "**/.*")
 
 
 def portable_description(spec: BackboneSpec) -> dict[str, Any]:
-    """Return the description from which workers load a backbone.
+    """Return the description from which workers load a backbone, for :class:`Job`.
 
     Raises
     ------
     ParameterError
-        If the backbone is a module of this process.
+        If the backbone is a module of this process, which workers do not have.
     """
     if spec.weights == "module":
         raise ParameterError(
@@ -169,7 +179,22 @@ def portable_description(spec: BackboneSpec) -> dict[str, Any]:
 def model_job(
     learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any
 ) -> Job:
-    """Start or resume a job on a model. `settings` are further deciding settings."""
+    """Start or resume a job on a model, and write the model to the folder of the job.
+
+    Parameters
+    ----------
+    learner : Learner
+        The model.
+    manifest : Manifest
+        The data.
+    folder : Path
+        Folder of the job.
+    work : str
+        Kind of the job.
+    **settings
+        Settings that decide the results, besides the model and
+        :func:`~evergrow.engine.job.extraction_settings`.
+    """
     model = learner.state_.to_archive()
     decisive = {
         "model": archive_digest(model),
@@ -177,13 +202,23 @@ def model_job(
         **settings,
     }
     job = begin_job(Job(folder, manifest, work, decisive))
-    if if_whole(read_archive, job.start) is None:
-        write_archive(job.start, model)
+    if read_or_none(read_archive, job.start_file) is None:
+        write_archive(job.start_file, model)
     return job
 
 
 def all_shards(job: Job, options: EngineRunOptions) -> JobReport:
-    """Run the task of a job on all shards, and finish the job."""
+    """Run the task of a job on all shards, and finish the job.
+
+    Only one process at a time can do so.
+
+    Raises
+    ------
+    BusyError
+        If another process works on the job.
+    EngineError
+        If a task failed, or no shard can be read.
+    """
     try:
         with locked(job.folder):
             shards = range(len(job.manifest.shards))
@@ -193,7 +228,7 @@ def all_shards(job: Job, options: EngineRunOptions) -> JobReport:
                 raise EngineError(
                     f"data must have a shard that can be read, got none: {reason}"
                 )
-            finish(job, report)
+            finish_job(job, report)
             return report
     finally:
         release_opened()

@@ -23,8 +23,13 @@ from evergrow.engine.job import ShardReport
 from evergrow.learner.answers import Answers
 
 _REPORT = b"evergrow.report"
-_GROUP = 64 * 2**20
+"""Key of the shard's report in the metadata of a file."""
+
+_GROUP_BYTES = 64 * 2**20
 """Bytes of features per row group. Readers can load one group without the others."""
+
+_PREDICTION_GROUP_ROWS = 2**16
+"""Rows per row group of predictions."""
 
 
 def write_features(
@@ -83,7 +88,7 @@ def write_features(
     metadata: dict[Any, str] = {}
     if len(widths) > 1:
         metadata[WIDTHS] = json.dumps(list(widths))
-    group_rows = max(_GROUP // (4 * values.shape[1]), 1)
+    group_rows = max(_GROUP_BYTES // (4 * values.shape[1]), 1)
     _write(path, columns, group_rows, compression, report, metadata)
 
 
@@ -122,9 +127,10 @@ def write_answers(
     import pyarrow as arrow
 
     def classes(indices: NDArray[np.int64]) -> list[str]:
+        """Return the class names at column numbers."""
         return escape_non_utf8(answers.classes[indices].tolist())
 
-    ranked = answers.ranked(max(top, 1))
+    ranked = answers.ranked(top)
     values = np.take_along_axis(answers.values, ranked, axis=1)
     if answers.unknown is None:
         unknown = np.zeros(len(ranked), dtype=bool)
@@ -151,10 +157,11 @@ def write_answers(
         )
     if labels is not None:
         columns["true_label"] = _texts(labels[answers.rows].tolist())
-    _write(path, columns, 1 << 16, "zstd", report, {})
+    _write(path, columns, _PREDICTION_GROUP_ROWS, "zstd", report, {})
 
 
 def _texts(texts: Sequence[str]) -> Any:
+    """Return an Arrow array of strings."""
     import pyarrow as arrow
 
     return arrow.array(escape_non_utf8(texts), arrow.string())
@@ -173,11 +180,28 @@ def _write(
     report: ShardReport | None,
     metadata: dict[Any, str],
 ) -> None:
+    """Write a Parquet file atomically, with page checksums.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    columns : dict
+        Arrow arrays by column name.
+    group_rows : int
+        Rows per row group.
+    compression : str or dict of str to str
+        Compression of all columns, or of each.
+    report : ShardReport or None
+        Report to store in the metadata.
+    metadata : dict
+        Further metadata.
+    """
     import pyarrow as arrow
     from pyarrow import parquet
 
     if report is not None:
-        metadata = metadata | {_REPORT: json.dumps(to_values(report))}
+        metadata = {**metadata, _REPORT: json.dumps(to_values(report))}
     with atomic_path(path) as temporary:
         parquet.write_table(
             arrow.table(columns, metadata=metadata or None),
@@ -198,6 +222,8 @@ def read_table(path: Path) -> Any:
     ------
     FileFormatError
         If the file is damaged.
+    FileNotFoundError
+        If there is no file.
     """
     from pyarrow import ArrowException, parquet
 
@@ -220,7 +246,6 @@ def read_report(path: Path) -> ShardReport:
     report = (read_table(path).schema.metadata or {}).get(_REPORT)
     if report is None:
         raise FileFormatError(f"{path} has no shard report")
-
     return from_values(
         ShardReport, parse_json(report, str(path)), f"the report in {path}"
     )

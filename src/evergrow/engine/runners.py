@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from evergrow.core.errors import EngineError, EvergrowError, ParameterError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.validation import check_number
 
 TRIES = 4
@@ -41,7 +41,9 @@ class WorkerTask:
     number : int
         Number of the shard, or index of the sum.
     about : dict
-        Paths and settings, as plain JSON values. Never data.
+        Paths and settings, as JSON values, never data. The function that runs the task
+        names the keys; for jobs this is
+        :func:`evergrow.engine.worker_tasks.perform`.
     """
 
     work: str
@@ -115,10 +117,10 @@ def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
         return TaskResult(task, "failed", error=reason)
 
 
-# -- local processes
+# -- processes of this machine
 
-
-# -- processes of this machine ---------------------------------------------------------
+_Attempt = tuple[WorkerTask, int]
+"""A task, and the number of workers that died on it."""
 
 
 class LocalRunner:
@@ -129,7 +131,8 @@ class LocalRunner:
     perform : callable
         Runs a task.
     workers : int, default=1
-        Number of processes. With 1 the tasks run in the calling process.
+        Number of processes, started with the first task. With 1 the tasks run in the
+        calling process.
 
     Examples
     --------
@@ -150,7 +153,7 @@ class LocalRunner:
         """Run tasks and yield results as they finish, in any order.
 
         Closing the iterator stops running tasks. A task whose worker dies is tried
-        again a few times and then yielded as failed.
+        :data:`TRIES` times and then yielded as failed.
 
         Raises
         ------
@@ -160,25 +163,15 @@ class LocalRunner:
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
-        # Tasks with the number of workers that died on them.
-        waiting = deque((task, 0) for task in tasks)
-        suspects: deque[tuple[WorkerTask, int]] = deque()
-        running = dict[Future[TaskResult], tuple[WorkerTask, int]]()
+        waiting: deque[_Attempt] = deque((task, 0) for task in tasks)
+        suspects: deque[_Attempt] = deque()
+        running = dict[Future[TaskResult], _Attempt]()
         try:
             while waiting or suspects or running:
-                # When one process dies, the whole pool breaks. All tasks that were
-                # running are repeated one at a time, to find the one that kills its
-                # worker.
-                ready = []
-                if not suspects:
-                    n_free = self.workers - len(running)
-                    ready = [
-                        waiting.popleft() for _ in range(min(n_free, len(waiting)))
-                    ]
-                elif not running:
-                    ready = [suspects.popleft()]
-                for task, deaths in ready:
-                    future = self._started().submit(task_result, task, self._perform)
+                for task, deaths in self._ready(waiting, suspects, len(running)):
+                    future = self._started_pool().submit(
+                        task_result, task, self._perform
+                    )
                     running[future] = (task, deaths)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task, deaths = running.pop(future)
@@ -195,12 +188,26 @@ class LocalRunner:
             if running:
                 self._end(kill=True)
 
+    def _ready(
+        self, waiting: deque[_Attempt], suspects: deque[_Attempt], n_running: int
+    ) -> list[_Attempt]:
+        """Remove the tasks to start now from the queues, and return them.
+
+        When one process dies, the whole pool breaks. All tasks that were running become
+        suspects. They are repeated one at a time, to find the one that kills its
+        worker.
+        """
+        if suspects:
+            return [] if n_running else [suspects.popleft()]
+        n_free = self.workers - n_running
+        return [waiting.popleft() for _ in range(min(n_free, len(waiting)))]
+
     def close(self) -> None:
         """Stop the workers."""
         self._end(kill=False)
 
-    def _started(self) -> Any:
-        """Return the process pool, started on first use."""
+    def _started_pool(self) -> Any:
+        """Return the process pool, started on first use. Cores are shared equally."""
         if self._pool is None:
             from loky import ProcessPoolExecutor
 
@@ -215,6 +222,7 @@ class LocalRunner:
         return self._pool
 
     def _end(self, *, kill: bool) -> None:
+        """Stop the pool if there is one, with or without killing running tasks."""
         pool = self._pool
         self._pool = None
         if pool is not None:
@@ -222,9 +230,10 @@ class LocalRunner:
 
 
 def _start_worker(driver: int) -> None:
-    """Ignore Ctrl-C, which the driver handles, and exit when the driver is gone.
+    """Prepare a new worker process: ignore Ctrl-C, and exit when the driver is gone.
 
-    Exiting in the middle of a task is safe, because results are written atomically.
+    The driver, the process with this id, handles Ctrl-C. Exiting in the middle of a
+    task is safe, because results are written atomically.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -243,7 +252,7 @@ _CONNECT_SECONDS = 5.0
 """Timeout of the connection to a cluster."""
 
 _IDLE_SECONDS = 300.0
-"""How long to wait without a result and without a node that has room for a worker."""
+"""How long to wait for a result while no node has room for a worker."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -253,7 +262,7 @@ _QUIET = {
 """Settings that keep Ray from writing to standard error and from reporting usage."""
 
 _OBJECT_STORE = 80 * 1024 * 1024
-"""Bytes of Ray's object store, the minimum. Results are files and do not pass it."""
+"""Bytes of Ray's object store: Ray's minimum, because results are files instead."""
 
 
 class RayRunner:
@@ -283,7 +292,6 @@ class RayRunner:
         If there is no Ray at the address, or no node has room for a worker.
 
     Examples
-    --------
     --------
     >>> from evergrow.engine.runners import RayRunner
     >>> from evergrow.engine.worker_tasks import perform
@@ -332,7 +340,17 @@ class RayRunner:
         self.workers = workers or room
 
     def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
-        """Run tasks and yield results as they finish; see :meth:`LocalRunner.run`."""
+        """Run tasks and yield results as they finish, as :meth:`LocalRunner.run` does.
+
+        Every task gets ``decoders`` in ``about``, from the cores per worker.
+
+        Raises
+        ------
+        UnfitWorkerError
+            If a worker cannot work on the job.
+        EngineError
+            If no node has had room for a worker for some minutes.
+        """
         remote = self._ray.remote(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
@@ -388,7 +406,7 @@ class RayRunner:
             self._ray.shutdown()
 
     def _room(self) -> int:
-        """Return how many workers the nodes have room for."""
+        """Return how many workers fit on the nodes that are alive, running or not."""
         needs = [(name, number) for name, number in self._needs.items() if number]
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return sum(
@@ -398,7 +416,26 @@ class RayRunner:
 
 
 def _connect(ray: Any, address: str, *, cpus: int) -> None:
-    """Join the cluster at an address, or start one. Errors are one line."""
+    """Join the cluster at an address, or start one on this machine.
+
+    Sets environment variables and logging levels, so that Ray prints nothing.
+
+    Parameters
+    ----------
+    ray : module
+        The package.
+    address : str
+        As for :class:`RayRunner`.
+    cpus : int
+        Minimum number of cores of an instance that is started.
+
+    Raises
+    ------
+    ParameterError
+        If the address is not a valid one.
+    EngineError
+        If no Ray answers there, or none can be started. The message is one line.
+    """
     settings: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.CRITICAL,
@@ -449,7 +486,23 @@ _EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 def _check_ray_server(address: str) -> None:
-    """Raise unless a gRPC server answers. Ray itself would retry for many minutes."""
+    """Check that a Ray server answers at an address, which takes seconds.
+
+    Ray itself would try again for many minutes. Ray's ports speak gRPC, so a gRPC
+    server counts as Ray. With TLS only the connection is tested.
+
+    Parameters
+    ----------
+    address : str
+        ``"host:port"`` or ``"ray://host:port"``.
+
+    Raises
+    ------
+    ParameterError
+        If the address has another form.
+    EngineError
+        If nothing answers there, or another kind of server.
+    """
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ParameterError(
@@ -475,7 +528,10 @@ def _check_ray_server(address: str) -> None:
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return the most informative line of an error message of Ray."""
+    """Return the most informative line of an error message of Ray.
+
+    This is the last line that begins with the name of an error, or else the first line.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -2,8 +2,8 @@
 
 Floating-point sums depend on their order. A fixed tree over the shards gives the same
 result to the last bit, for any number of workers. A shard that was left out does not
-move the others. Partial sums are deleted once a larger sum is written, so that memory
-and disk use do not grow with the data.
+change the order of the others. Partial sums are deleted once a larger sum is written,
+so that memory and disk use do not grow with the data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evergrow.core.errors import EngineError
 from evergrow.engine.job import Job, JobReport, digest_of
 from evergrow.engine.job_steps import EngineRunOptions, run_tasks
 from evergrow.engine.runners import WorkerTask
-from evergrow.engine.worker_tasks import if_whole, read_part_reports
+from evergrow.engine.worker_tasks import read_or_none, read_part_reports
 
 FAN_IN = 8
 """Number of parts per sum. Another number is another order and changes the result."""
@@ -50,7 +50,16 @@ class Node:
     children: tuple[Node, ...] = ()
 
     def file(self, job: Job, without: Set[int] = frozenset()) -> Path:
-        """Return the path of the node's file. An incomplete sum has another name."""
+        """Return the path of the node's file.
+
+        Parameters
+        ----------
+        job : Job
+            The job.
+        without : set of int
+            Shards that were left out. A sum that lacks one of them has another name, so
+            that a later run does not take it for complete.
+        """
         if self.level == 0:
             return job.result("statistics", self.number)
         name = f"{self.level}-{self.number:06d}"
@@ -58,14 +67,6 @@ class Node:
         if missing:
             name += f"-without-{digest_of(missing)}"
         return job.result("merged", name)
-
-    def topmost(self, exists: Callable[[Node], bool]) -> Iterator[Node]:
-        """Yield the highest existing nodes. Nodes below them are not checked."""
-        if exists(self):
-            yield self
-        else:
-            for child in self.children:
-                yield from child.topmost(exists)
 
 
 def merge_tree(n_shards: int, fan_in: int = FAN_IN) -> list[list[Node]]:
@@ -107,7 +108,8 @@ class ShardMerge:
     job : Job
         The job. Its template exists.
     report : JobReport
-        Receives the report of every shard.
+        Receives the report of every shard: at once if its file exists, else when it is
+        learned.
     options : EngineRunOptions
         How the job is run.
     round_size : int, optional
@@ -130,10 +132,21 @@ class ShardMerge:
         self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._left_out: set[int] = set()
         # Nodes whose file is written, as far as they are not part of a larger sum.
-        self._done = set(self._root.topmost(self._recover))
+        self._done = set(self._recovered(self._root))
 
     def run(self, tick: Callable[[int, str], None]) -> Path:
-        """Learn and sum all missing nodes. Return the file of the total."""
+        """Learn and sum all missing nodes. Return the file of the total.
+
+        Parameters
+        ----------
+        tick : callable
+            Called after every shard with the number of finished shards and a note.
+
+        Raises
+        ------
+        EngineError
+            If no shard can be read, or a task failed.
+        """
         while not self._is_settled(self._root):
             self._run_round(tick)
         if self._is_left_out(self._root):
@@ -145,7 +158,10 @@ class ShardMerge:
         return self._file(self._root)
 
     def _run_round(self, tick: Callable[[int, str], None]) -> None:
-        """Form all sums whose parts are written, and learn the next shards."""
+        """Form all sums whose parts are written, and learn the next shards.
+
+        Sums of parts that this round writes are left to the next round.
+        """
         ready = list(self._ready(self._root))
         sums = [node for node in ready if node.level > 0]
         shards = [node for node in ready if node.level == 0][: self._round_size]
@@ -173,27 +189,34 @@ class ShardMerge:
         for child in node.children:
             yield from self._ready(child)
 
-    def _recover(self, node: Node) -> bool:
-        """Return whether an earlier run wrote the node's file, and count its shards."""
-        reports = if_whole(read_part_reports, node.file(self._job)) or {}
+    def _recovered(self, node: Node) -> Iterator[Node]:
+        """Yield the highest nodes that an earlier run wrote, and count their shards.
+
+        Nodes below them are not checked.
+        """
+        reports = read_or_none(read_part_reports, node.file(self._job)) or {}
         found = {number: report.shard for number, report in reports.items()}
         expected = {str(leaf): self._job.fingerprint(leaf) for leaf in node.leaves}
-        if found != expected:
-            return False
-        self._report.shards.update(reports)
-        return True
+        if found == expected:
+            self._report.shards.update(reports)
+            yield node
+            return
+        for child in node.children:
+            yield from self._recovered(child)
 
     def _file(self, node: Node) -> Path:
         return node.file(self._job, self._left_out)
 
     def _is_left_out(self, node: Node) -> bool:
+        """Return whether none of the node's shards could be read."""
         return self._left_out.issuperset(node.leaves)
 
     def _is_settled(self, node: Node) -> bool:
+        """Return whether nothing is left to do for the node and those below it."""
         return node in self._done or self._is_left_out(node)
 
     def _merge_task(self, index: int, node: Node) -> WorkerTask:
-        """Return the task that sums the children of a node."""
+        """Return the task, with the number `index`, that sums the node's children."""
         inputs = [
             self._file(child) for child in node.children if not self._is_left_out(child)
         ]

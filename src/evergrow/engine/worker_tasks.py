@@ -1,7 +1,10 @@
 """Tasks of workers: one function per kind of task, from a shard to a result file.
 
-Existing results of the same shard are not computed again. A process keeps the source,
-backbone and models that it opened.
+``"first"`` writes features of the samples that the layer is grown on, ``"statistics"``
+a model that learned one shard, ``"merge"`` the sum of such models, ``"features"``,
+``"predict"`` and ``"evaluate"`` a Parquet file. Existing results of the same shard are
+not computed again. A process caches the source, backbone and models that it opened;
+see :func:`release_opened`.
 """
 
 from __future__ import annotations
@@ -58,8 +61,10 @@ def perform(task: WorkerTask) -> ShardReport | None:
     Parameters
     ----------
     task : WorkerTask
-        The task. `about` holds the folder, key, device and versions of the job, and
-        settings of this kind of task.
+        The task. Its ``about`` has the keys of
+        :meth:`~evergrow.engine.job_steps.EngineRunOptions.task_settings`. For merges it
+        also has the keys of :func:`merge`. :class:`~evergrow.engine.runners.RayRunner`
+        adds ``decoders``, the number of processes that decode images.
 
     Returns
     -------
@@ -89,42 +94,43 @@ def perform(task: WorkerTask) -> ShardReport | None:
         folder = "merged"
     else:
         folder = work
-        report = finished_report(job, work, task.number)
+        report = existing_report(job, work, task.number)
         if report is not None:
             return report
     (job.folder / folder).mkdir(exist_ok=True)
     return TASKS[work](job, task)
 
 
-def finished_report(job: Job, stage: str, shard: int) -> ShardReport | None:
-    """Return the report of a shard's result, or None if there is no valid result.
+def existing_report(job: Job, stage: str, shard: int) -> ShardReport | None:
+    """Return the report in the result file of a shard, or None without a valid file.
 
-    A result is not valid if the shard changed since, by its fingerprint.
+    A file is not valid if it is damaged or has another fingerprint, because the shard
+    changed since.
     """
     if stage == "first":
-        features = first_features(job, shard)
-        if features is None:
-            return None
-        return features.engine
+        features = existing_first_features(job, shard)
+        return None if features is None else features.engine
     path = job.result(stage, shard)
     if path.suffix == ".parquet":
-        report = if_whole(read_report, path)
+        report = read_or_none(read_report, path)
     else:
-        report = (if_whole(read_part_reports, path) or {}).get(str(shard))
+        report = (read_or_none(read_part_reports, path) or {}).get(str(shard))
     if report is None or report.shard != job.fingerprint(shard):
         return None
     return report
 
 
-def first_features(job: Job, shard: int) -> ShardFeatures | None:
-    """Return the features of a shard's first samples, or None if invalid."""
-    found = if_whole(partial(read_record, ShardFeatures), job.result("first", shard))
+def existing_first_features(job: Job, shard: int) -> ShardFeatures | None:
+    """Return the result of :func:`first` for a shard, or None without a valid file."""
+    found = read_or_none(
+        partial(read_record, ShardFeatures), job.result("first", shard)
+    )
     if found is None or found.engine.shard != job.fingerprint(shard):
         return None
     return found
 
 
-def if_whole(read: Callable[[Path], T], path: Path) -> T | None:
+def read_or_none(read: Callable[[Path], T], path: Path) -> T | None:
     """Return the content of a file, or None if it is missing or damaged."""
     try:
         return read(path)
@@ -159,7 +165,7 @@ def check_versions(expected: dict[str, str]) -> None:
 
 
 def first(job: Job, task: WorkerTask) -> ShardReport:
-    """Write the features of the shard's samples that the layer is grown on."""
+    """Write the features of a shard's first samples, on which the layer is grown."""
     found = shard_features(
         job, task, job.manifest.first_of(job.manifest.shards[task.number])
     )
@@ -169,18 +175,18 @@ def first(job: Job, task: WorkerTask) -> ShardReport:
 
 def statistics(job: Job, task: WorkerTask) -> ShardReport:
     """Write the part of a shard: a model that learned this shard only."""
-    rows = np.arange(job.manifest.shards[task.number].rows)
-    first_rows = job.manifest.first_of(job.manifest.shards[task.number])
-    found = first_features(job, task.number)
+    shard = job.manifest.shards[task.number]
+    found = existing_first_features(job, task.number)
     if found is None:
-        found = shard_features(job, task, rows)
+        found = shard_features(job, task)
     else:
-        rest = np.setdiff1d(rows, first_rows)
+        # Only the other rows are encoded. They are learned after the first samples.
+        rest = np.setdiff1d(np.arange(shard.rows), job.manifest.first_of(shard))
         if len(rest):
             found = found.extended_by(shard_features(job, task, rest))
     if not len(found):
         raise ShardError(f"shard {task.number} has no sample that can be read")
-    template = open_model(str(job.template), job.key, task.about["device"])
+    template = open_model(str(job.template_file), job.key, task.about["device"])
     part = learn_shard(template, LabelledRows(found.X, found.labels), task.number)
     write_part(
         job.result("statistics", task.number), part, {str(task.number): found.engine}
@@ -212,6 +218,8 @@ def merge(job: Job, task: WorkerTask) -> None:
 
 @dataclass(frozen=True)
 class _PartReport:
+    """Value of ``engine`` in the metadata of a part: reports by shard number."""
+
     shards: dict[str, ShardReport]
 
 
@@ -221,12 +229,13 @@ def read_part_reports(path: Path) -> dict[str, ShardReport]:
 
 
 def _part_reports(path: Path, archive: Archive) -> dict[str, ShardReport]:
+    """Return the reports in the archive of a part. `path` is for messages."""
     values = archive.meta.get("engine")
     return from_values(_PartReport, values, f"the report in {path}").shards
 
 
 def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:
-    """Write a part or a sum, with the reports of its shards."""
+    """Write a part or a sum, with the reports of its shards by shard number."""
     archive = part.state_.to_archive()
     archive.meta["engine"] = to_values(_PartReport(reports))
     write_archive(path, archive)
@@ -245,13 +254,14 @@ def features(job: Job, task: WorkerTask) -> ShardReport:
 
 
 def predict(job: Job, task: WorkerTask) -> ShardReport:
-    """Write predictions as a Parquet file.
+    """Write the predictions of a shard as a Parquet file, by the job's start model.
 
-    Evaluations call no sample unknown, so that every sample counts as right or wrong.
+    In an evaluation no sample is called unknown, so that every sample counts as right
+    or wrong.
     """
     found = shard_features(job, task)
     path = job.result(job.work, task.number)
-    model = open_model(str(job.start), job.key, task.about["device"])
+    model = open_model(str(job.start_file), job.key, task.about["device"])
     answers = model.ask(
         Features(found.X, np.arange(len(found))),
         false_alarm=job.settings["false_alarm"],
@@ -280,18 +290,20 @@ TASKS: dict[str, Callable[[Job, WorkerTask], ShardReport | None]] = {
 @record("engine-features")
 @dataclass(frozen=True, eq=False)
 class ShardFeatures:
-    """Features of the readable samples of a shard. Content of the files in ``first/``.
+    """Features of the readable samples of a shard, or of some of its rows.
+
+    Files in ``first/`` have this content.
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
         Features.
     classes : tuple of str or None
-        Class of every row.
+        Class of every row. None for data without labels.
     engine : ShardReport
         Report of the shard.
     names : tuple of str
-        Names of the samples. Not written to the file.
+        Names of the samples. Not written to the file, so empty after reading.
     """
 
     X: Annotated[NDArray[np.float32], Spec(("n", None), "float32")]
@@ -311,17 +323,21 @@ class ShardFeatures:
 
     @property
     def labels(self) -> NDArray[np.str_]:
-        """The classes as an array."""
+        """The classes as an array. Empty for data without labels."""
         return np.array(self.classes or (), dtype=np.str_)
 
     def table_columns(self) -> dict[str, Any]:
-        """Return names, labels and report as arguments of the Parquet writers."""
+        """Return ``names``, ``labels`` and ``report`` for the Parquet writers."""
         labels = None if self.classes is None else self.labels
         return {"names": self.names, "labels": labels, "report": self.engine}
 
     def extended_by(self, other: ShardFeatures) -> ShardFeatures:
-        """Return these labelled samples, followed by others of the same shard."""
+        """Return these labelled samples, followed by others of the same shard.
+
+        The result has no names.
+        """
         classes = (*(self.classes or ()), *(other.classes or ()))
+        # A class is lost only if neither part has a readable sample of it.
         lost = tuple(
             sorted({*self.engine.lost, *other.engine.lost}.difference(classes))
         )
@@ -333,27 +349,30 @@ class ShardFeatures:
 def shard_features(
     job: Job, task: WorkerTask, rows: NDArray[np.int64] | None = None
 ) -> ShardFeatures:
-    """Return the features of a task's shard, or of some of its rows.
+    """Read the shard of a task and return its features.
 
     Parameters
     ----------
     job : Job
         Data, backbone and settings.
     task : WorkerTask
-        The shard, the device, the number of image decoders and the path of the
-        backbone's weights.
+        The shard and, in ``about``, the device, the number of image decoders and the
+        path of the backbone's weights.
     rows : ndarray of int, optional
         Ascending rows of the shard. By default all.
 
     Raises
     ------
     ShardError
-        If the shard cannot be read, or an item of it unless the job skips unreadable
-        items.
+        If the shard cannot be read, or one of its samples unless the job skips
+        unreadable samples.
+    InputError
+        If the job learns or evaluates, and the data has no labels.
     """
     shard = job.manifest.shards[task.number]
     try:
         data = _open_source(job).read(shard)
+        # Names may be row numbers of the shard, so they are set before rows are taken.
         data = replace(data, row_names=tuple(data.names()))
         if rows is not None:
             data = data.take(rows)
@@ -383,18 +402,23 @@ def shard_features(
 
 
 def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
-    """Return the features of images or texts."""
+    """Return the features of images or texts. Unreadable ones are left out.
+
+    Raises
+    ------
+    ImageError
+        If an image cannot be read and the job does not skip such images.
+    """
     from evergrow.features import encode
 
     backbone = open_backbone(job, task.about["device"], task.about.get("weights"))
-    decoders: int | str = "auto"
-    if backbone.device.type == "cpu":
-        decoders = 0
-    decoders = task.about.get("decoders", decoders)
+    # On the CPU, decoding in further processes would compete with other workers.
+    default_decoders: int | str = 0 if backbone.device.type == "cpu" else "auto"
+    decoders = task.about.get("decoders", default_decoders)
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
     try:
         with warnings.catch_warnings():
-            # The job's report lists the failures.
+            # The report of the shard lists unreadable samples.
             warnings.simplefilter("ignore", DataWarning)
             return encode(
                 backbone, data.raw_items(), cache=False, workers=decoders, **settings
@@ -402,7 +426,7 @@ def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
     except ImageError as error:
         if not job.skips:
             raise
-        # No item of the shard can be read.
+        # encode raises even when it skips, if no sample can be read.
         failures = tuple((name, str(error)) for name in data.row_names)
     return Features(
         np.empty((0, backbone.n_features), dtype=np.float32),
@@ -411,17 +435,18 @@ def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
     )
 
 
-# -- objects that a process opens once
+# -- objects that a process opens once and keeps
 
 
 @lru_cache(maxsize=4)
 def _open_job(folder: str, key: str, device: str, weights: str | None) -> Job:
-    """Return the job of a folder, and load its backbone for the tasks to come.
+    """Return the job of a folder, and load its backbone into the cache.
 
     Raises
     ------
     UnfitWorkerError
-        If this process cannot work on the job.
+        If this process cannot write to the folder, the folder has another job, or the
+        backbone cannot be loaded.
     """
     if not os.access(folder, os.R_OK | os.W_OK):
         raise UnfitWorkerError(
@@ -451,9 +476,15 @@ def _open_source(job: Job) -> Source:
 
 @lru_cache(maxsize=2)
 def open_backbone(job: Job, device: str, weights: str | None = None) -> Backbone:
-    """Return the backbone of the start model, or else the one of ``job.json``."""
-    if job.start.is_file():
-        found = open_model(str(job.start), job.key, device, weights).backbone_()
+    """Return the backbone of the start model, or else the one of ``job.json``.
+
+    Raises
+    ------
+    InputError
+        If neither has one.
+    """
+    if job.start_file.is_file():
+        found = open_model(str(job.start_file), job.key, device, weights).backbone_()
         if found is not None:
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
@@ -470,13 +501,16 @@ def open_backbone(job: Job, device: str, weights: str | None = None) -> Backbone
 
 @lru_cache(maxsize=4)
 def open_model(path: str, key: str, device: str, weights: str | None = None) -> Learner:
-    """Return a model of the job. Do not change it."""
+    """Return a model of the job, which is cached and must not be changed.
+
+    `key` is the key of the job. It makes equal paths of different jobs different.
+    """
     return Learner.load(
         path, weights=weights, device=None if device == "auto" else device, cache=False
     )
 
 
 def release_opened() -> None:
-    """Release sources, backbones and models that this process opened."""
+    """Drop the cached jobs, sources, backbones and models of this process."""
     for opened in (_open_job, _open_source, open_backbone, open_model):
         opened.cache_clear()

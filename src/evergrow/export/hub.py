@@ -1,15 +1,16 @@
 """Publish a learner on the Hugging Face Hub, and load published learners.
 
 A repository holds one model file, as `Learner.save` writes it but without user names
-and folder names, and a model card. Only the model file is downloaded and it is checked
-like every model file. The loading code of the Hub's mixin is not used, because it
-passes the fields of a downloaded ``config.json`` on as arguments.
+and folder names, and a model card. Only the model file is downloaded, and it is checked
+like every model file. ``huggingface_hub.ModelHubMixin`` is not used, because it passes
+the fields of a downloaded ``config.json`` on as arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ DOWNLOAD_SETTINGS = (
     "force_download",
     "local_files_only",
 )
+"""Settings of :func:`load_from_hub` that are those of the download."""
 
 MAX_LISTED_CLASSES = 1000
 """Number of classes that a model card lists. The others are counted."""
@@ -57,33 +59,6 @@ class HubError(EvergrowError, ConnectionError):
     """The Hub could not be reached, or refused. Nothing was changed here."""
 
 
-class HubModel(
-    huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["evergrow"]
-):
-    """Adapter of a learner to the Hub's upload mixin.
-
-    Parameters
-    ----------
-    learner : Learner
-        The learner to publish.
-    card : ModelCard
-        Its model card.
-    """
-
-    def __init__(self, learner: Learner, card: huggingface_hub.ModelCard) -> None:
-        self.learner = learner
-        self.card = card
-        # Without a config the mixin writes no config.json. The model file is complete.
-        self._hub_mixin_config = None
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        write_archive(save_directory / MODEL_FILE, published_archive(self.learner))
-
-    def generate_model_card(self, *_: Any, **__: Any) -> huggingface_hub.ModelCard:
-        """Return the model card."""
-        return self.card
-
-
 def push_to_hub(
     learner: Learner,
     repo: str,
@@ -93,13 +68,16 @@ def push_to_hub(
     summary: str | None = None,
     evaluation: Evaluation | None = None,
     message: str = "Publish an evergrow model",
-    **settings: Any,
+    private: bool | None = None,
+    token: str | None = None,
+    branch: str | None = None,
+    create_pr: bool | None = None,
 ) -> str:
     """Publish a learner on the Hugging Face Hub, with a model card, in one commit.
 
     The card lists classes and counts, the backbone with its licence, the accuracy and
-    how to load the model. User names and folder names in the change log are not
-    published.
+    how to load the model. User names and folder names in the history of the model are
+    not published.
 
     Parameters
     ----------
@@ -118,8 +96,14 @@ def push_to_hub(
         latest tested change.
     message : str
         Commit message.
-    **settings
-        Settings of the Hub: ``private``, ``token``, ``branch`` and ``create_pr``.
+    private : bool, optional
+        Whether a new repository is private. By default the owner's setting decides.
+    token : str, optional
+        Access token. By default the one of ``hf auth login``.
+    branch : str, optional
+        Branch to commit to, by default ``"main"``.
+    create_pr : bool, optional
+        Whether to open a pull request instead of committing.
 
     Returns
     -------
@@ -128,25 +112,38 @@ def push_to_hub(
 
     Raises
     ------
+    NotFittedError
+        If the learner is not fitted.
+    ParameterError
+        If `repo` is not a valid name.
     HubError
         If the Hub cannot be reached, or refuses.
     """
-    # Raises for an unfitted learner before anything is created on the Hub.
-    learner.state_.to_archive()
+    # Both raise for an unfitted learner, before anything is created on the Hub.
+    archive = published_archive(learner)
     card = model_card(learner, repo, licence, dataset, summary, evaluation)
-    with _hub_errors(repo):
-        pushed: Any = HubModel(learner, card).push_to_hub(
-            repo, commit_message=message, **settings
+    api = huggingface_hub.HfApi(token=token)
+    with _hub_errors(repo), tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_archive(folder / MODEL_FILE, archive)
+        card.save(folder / "README.md")
+        created = api.create_repo(repo_id=repo, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=created.repo_id,
+            folder_path=folder,
+            commit_message=message,
+            revision=branch,
+            create_pr=create_pr,
         )
-    # In older clients the result is the folder's address, with the commit as a field.
-    return str(pushed.commit_url)
+    # Older clients return the folder's address, a string with the commit as a field.
+    return str(commit.commit_url)
 
 
 def load_from_hub(repo: str | os.PathLike[str], **settings: Any) -> Learner:
     """Load a learner from the Hugging Face Hub, or from a folder.
 
-    Only ``model.evg`` is downloaded, and checked like every model file. Nothing in it
-    is executed.
+    Only ``model.evg`` is downloaded, into the cache of the Hub, and checked like every
+    model file. Nothing in it is executed.
 
     Parameters
     ----------
@@ -165,12 +162,29 @@ def load_from_hub(repo: str | os.PathLike[str], **settings: Any) -> Learner:
         If the Hub cannot be reached.
     FileFormatError
         If the file is not a learner, is damaged or was altered.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from evergrow.export.hub import load_from_hub
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     load_from_hub(folder)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ModelNotFoundError: No model ...
     """
     download = {}
     for name in DOWNLOAD_SETTINGS:
         if name in settings:
             download[name] = settings.pop(name)
-    return Learner.load(download_model(repo, **download), **settings)
+    if os.path.isdir(repo):
+        path = existing_model(Path(repo, MODEL_FILE))
+    else:
+        with _hub_errors(os.fspath(repo)):
+            path = Path(
+                huggingface_hub.hf_hub_download(os.fspath(repo), MODEL_FILE, **download)
+            )
+    return Learner.load(path, **settings)
 
 
 def model_card(
@@ -192,7 +206,12 @@ def model_card(
     repo : str
         ``"OWNER/NAME"`` of the repository.
     licence, dataset, summary, evaluation : optional
-        As for :func:`push_to_hub`.
+        As for :func:`push_to_hub`. A `dataset` of the form ``"OWNER/NAME"`` is linked.
+
+    Returns
+    -------
+    huggingface_hub.ModelCard
+        Markdown with a header of metadata, from the template ``model_card.md``.
 
     Examples
     --------
@@ -208,7 +227,7 @@ def model_card(
     <BLANKLINE>
     A classifier of feature vectors, 2 classes, learned from 40 samples ...
     """
-    from evergrow.features.weight_sources import hub_name, licence_of
+    from evergrow.features.weights import hub_name, licence_of
 
     info = learner.state_.describe()
     spec = learner.state_.spec
@@ -253,7 +272,10 @@ def model_card(
 def _measured_accuracy(
     learner: Learner, evaluation: Evaluation | None
 ) -> tuple[float, int] | None:
-    """Return the accuracy and number of test samples, if known."""
+    """Return accuracy and number of test samples, or None if they were not measured.
+
+    Without an evaluation they come from the latest change, if it was tested.
+    """
     if evaluation is not None:
         return evaluation.accuracy, evaluation.n_known
     tested = learner.state_.history[-1].tested
@@ -262,44 +284,24 @@ def _measured_accuracy(
     return tested.after, tested.samples
 
 
-def download_model(repo: str | os.PathLike[str], **settings: Any) -> Path:
-    """Return the path of the model file of a repository or folder.
+@contextmanager
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Turn errors of the Hub's client into evergrow errors.
 
     Parameters
     ----------
-    repo : str or path-like
-        ``"OWNER/NAME"``, or a folder with a :data:`MODEL_FILE` in it.
-    **settings
-        Settings of ``huggingface_hub.hf_hub_download``.
+    repo : str
+        Name of the repository, for messages.
 
     Raises
     ------
+    ParameterError
+        If the client rejects the name.
     ModelNotFoundError
-        If there is no such repository or folder, or no model in it.
+        If the repository or the file does not exist, or is not visible.
     HubError
-        If the Hub cannot be reached.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from evergrow.export.hub import download_model
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     download_model(folder)  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-        ...
-    evergrow.core.errors.ModelNotFoundError: No model ...
+        For every other error.
     """
-    if os.path.isdir(repo):
-        return existing_model(Path(repo, MODEL_FILE))
-    with _hub_errors(os.fspath(repo)):
-        return Path(
-            huggingface_hub.hf_hub_download(os.fspath(repo), MODEL_FILE, **settings)
-        )
-
-
-@contextmanager
-def _hub_errors(repo: str) -> Iterator[None]:
-    """Turn errors of the Hub's client into evergrow errors."""
     try:
         yield
     except EvergrowError:
@@ -322,7 +324,12 @@ def _hub_errors(repo: str) -> Iterator[None]:
 
 
 def published_archive(learner: Learner) -> Archive:
-    """Return the archive to publish: the learner's, without user names and folders.
+    """Return a learner as an archive, without user names and folders of this machine.
+
+    Raises
+    ------
+    NotFittedError
+        If the learner is not fitted.
 
     Examples
     --------
@@ -341,7 +348,14 @@ def published_archive(learner: Learner) -> Archive:
 
 
 def _without_folders(value: Any) -> Any:
-    """Return a copy with ``file:/its/path`` replaced by ``file:name``."""
+    """Return a copy with every text ``file:/its/path`` replaced by ``file:name``.
+
+    Parameters
+    ----------
+    value : Archive, dict, list or other
+        The values to copy: of an archive its metadata and its parts. Other texts and
+        other types are returned unchanged.
+    """
     if isinstance(value, Archive):
         parts = {name: _without_folders(part) for name, part in value.parts.items()}
         return dataclasses.replace(

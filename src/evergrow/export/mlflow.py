@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evergrow.core.errors import InputError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.version import __version__
 from evergrow.data.items import Images
 
@@ -33,6 +33,7 @@ CODE = Path(__file__).with_name("mlflow_code.py")
 """The code that MLflow stores with the model and runs to load it."""
 
 _EXTRAS = {"image": "", "text": "[text]", "features": ""}
+"""Extra of evergrow that a model needs, by kind of its samples."""
 
 
 def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) -> None:
@@ -79,7 +80,10 @@ def log_model(learner: Learner, name: str = "model", **settings: Any) -> Any:
 
 @contextmanager
 def _pyfunc_arguments(learner: Learner) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of MLflow's functions. The model file is temporary."""
+    """Write the model file, and yield the arguments of MLflow's save and log functions.
+
+    The file is temporary, so MLflow must copy it within the block.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "model.evg")
         learner.save(file)
@@ -100,10 +104,11 @@ def _pyfunc_arguments(learner: Learner) -> Iterator[dict[str, Any]]:
 
 
 def signature_of(learner: Learner) -> Any:
-    """Return the MLflow signature of a learner.
+    """Return the MLflow signature (``mlflow.models.ModelSignature``) of a learner.
 
-    Texts and images are one column, of strings or bytes. Features learned from a data
-    frame are named columns, other features are rows of an array.
+    Texts are one column ``text`` of strings, images one column ``image`` of bytes.
+    Features learned from a data frame are named columns; other features are the rows of
+    an array. The parameters are the `params` of :func:`predict_frame`.
     """
     models = _mlflow("mlflow.models")
     types = _mlflow("mlflow.types")
@@ -143,8 +148,18 @@ def predict_frame(
         Features, or a frame with a column ``text`` or ``image``. Images are the bytes
         of image files, never paths, because clients must not read files of the server.
     params : dict, optional
-        ``top``: number of classes per sample. ``false_alarm``: fraction of known
-        samples that may be rejected as unknown; 0 rejects nothing.
+        ``top``: number of classes per sample, by default 1. ``false_alarm``: fraction
+        of known samples that may be rejected as unknown; 0, the default, rejects none.
+
+    Returns
+    -------
+    DataFrame
+        One row per sample; see :meth:`evergrow.learner.answers.Answers.to_frame`.
+
+    Raises
+    ------
+    InputError
+        If the input has not the column, or an image is not in base64.
     """
     wanted = {"top": 1, "false_alarm": 0.0, **(params or {})}
     items = model_input
@@ -166,7 +181,10 @@ def predict_frame(
 
 
 def _bytes(cell: Any, row: int) -> bytes:
-    """Return the bytes of an image. MLflow does not decode base64 everywhere."""
+    """Return the bytes of an image, given as bytes or base64. `row` is for messages.
+
+    MLflow decodes base64 in some of its ways to serve a model, but not in all.
+    """
     if isinstance(cell, (bytes, bytearray)):
         return bytes(cell)
     try:
@@ -179,4 +197,5 @@ def _bytes(cell: Any, row: int) -> bytes:
 
 
 def _mlflow(module: str) -> Any:
+    """Import a module of MLflow, or raise an error that names the extra."""
     return require(module, extra="mlflow", purpose="a learner as an MLflow model")

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from evergrow.adapt.tuners.tuner import tuners_of
 from evergrow.core.errors import EvergrowError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone
-from evergrow.features.depths import read_views
-from evergrow.features.image_backbone import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone, read_views
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipe import FeatureBlock
 from evergrow.features.text_backbone import (
@@ -60,6 +59,7 @@ _MAX_TOKENS = 2**16
 """Longest text. Tokenizers without a limit report 10**30."""
 
 _HEAD_ONLY_HINT = "; head_only=True exports the head alone, for features"
+"""End of messages about backbones that cannot be exported."""
 
 
 class ExportError(EvergrowError, RuntimeError):
@@ -167,7 +167,10 @@ class TokenModule(nn.Module):
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, including the tuners."""
+    """Return a copy of a network on the CPU, including its tuners.
+
+    Moving and exporting it then leave the network itself as it is.
+    """
     # The tuners' hooks refer to the module, so they are copied with it.
     copied: nn.Module = copy.deepcopy(module)
     copied.to("cpu").to(memory_format=torch.contiguous_format)
@@ -186,24 +189,25 @@ class GraphInput:
     Parameters
     ----------
     inputs : list of dict
-        Name, type and shape of every input.
+        ``name``, ``type`` (``"uint8"``, ``"int64"`` or ``"float32"``) and ``shape`` of
+        every input. Text in a shape names a dynamic dimension.
     meaning : str
         Description of the inputs.
     features : callable
-        Returns the features of all test samples, computed by evergrow.
+        Returns the features (n, d) of all test samples, computed by evergrow.
     samples : callable
-        Takes a slice and returns the inputs of the selected test samples.
+        Takes a slice and returns the inputs of the selected test samples, by name.
     tried_on : str
         Description of the test samples.
     network : callable, optional
-        Returns a copy of the network up to the features, and an example of every
-        input. None if the input is features.
+        Returns a copy of the network up to the features, and an example of every input
+        by name. None if the input is features.
     sizes : tuple of (str, int)
         Name and maximum of the dynamic dimensions, the leading ones of every input.
     metadata : dict
-        Further metadata for runtimes.
+        Metadata of the graph that depends on the inputs: preprocessing or tokenizer.
     beside : dict of Path to bytes
-        Files to write next to the graph.
+        Files to write next to the graph, with their content.
     """
 
     inputs: list[dict[str, Any]]
@@ -280,7 +284,7 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
     prompt = default_prompt(backbone.module)
     inputs = _token_inputs(backbone)
     tokenizer = _tokenizer_file(backbone, limit, prompt)
-    repeats = 8
+    repeats = 8  # of the last sentence, without a limit that it should exceed
     if limit is not None:
         # Every word is at least one token.
         repeats = limit // len(SENTENCES[-1].split()) + 1
@@ -303,6 +307,7 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
         module = TokenModule(encoder, backbone.spec.blocks.parsed).eval()
         return module, {token: tokens[token] for token in inputs}
 
+    # Encoder and exported tokenizer file must give the same tokens.
     expected = _tokens(backbone, texts)
     exported = samples(slice(None))
     for token in inputs:
@@ -338,7 +343,13 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
 
 
 def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
-    """Return the names of the network's inputs, or raise :class:`ExportError`."""
+    """Return the inputs, from :data:`TOKENS`, that a sentence encoder's network takes.
+
+    Raises
+    ------
+    ExportError
+        If it takes other inputs, or does not begin with a transformer.
+    """
     name = backbone.spec.name
     found = {
         token
@@ -365,7 +376,23 @@ def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
 
 
 def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> str:
-    """Return a tokenizer file with the wrapper's truncation and padding."""
+    """Return the content (JSON) of a file for the tokenizers library.
+
+    Parameters
+    ----------
+    backbone : TextBackbone
+        The sentence encoder. Its tokenizer supplies truncation and padding.
+    limit : int or None
+        Maximum number of tokens. None does not truncate.
+    prompt : str
+        Text that the encoder puts before every text, or empty. The file does not add
+        it.
+
+    Raises
+    ------
+    ExportError
+        If the tokenizer is of another library, or the pooling leaves out the prompt.
+    """
     encoder: Any = backbone.module
     tokenizer: Any = getattr(encoder, "tokenizer", None)
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -397,6 +424,7 @@ def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> s
 
 
 def _tokens(backbone: TextBackbone, texts: list[str]) -> dict[str, Any]:
+    """Return the encoder's tokens of texts. Raise :class:`ExportError` without any."""
     try:
         return tokens_of(backbone.module, texts, torch.device("cpu"))
     except Exception as error:
@@ -415,9 +443,9 @@ def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInp
     backbone : Backbone or None
         None for the head alone.
     width : int
-        Number of features of the head.
+        Number of features that the head takes. Used for a head alone.
     target : Path
-        Path of the graph.
+        Path of the graph, next to which a tokenizer is written.
 
     Raises
     ------
@@ -455,7 +483,7 @@ def tokenizer_path(target: Path) -> Path:
 
 
 def random_features(width: int) -> NDArray[np.float32]:
-    """Return a few rows of standard normal numbers."""
+    """Return a few feature vectors of normal numbers, the same at each call."""
     return np.asarray(
         torch.randn(_ROWS, width, generator=generator(0, "export", "features")).numpy()
     )
@@ -469,7 +497,10 @@ def _tokenizers() -> Any:
 
 
 def exporters() -> list[str]:
-    """Return the available exporters of torch, the preferred one first."""
+    """Return the available exporters of torch, the preferred one first.
+
+    ``"dynamo"`` needs the package onnxscript.
+    """
     if importlib.util.find_spec("onnxscript") is None:
         return ["torchscript"]
     return ["dynamo", "torchscript"]
@@ -489,10 +520,9 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
 
     Returns
     -------
-    model : onnx.ModelProto
-        The exported network.
-    exporter : str
-        ``"dynamo"`` or ``"torchscript"``. None is returned if the input is features.
+    (onnx.ModelProto, str) or None
+        The exported network, and ``"dynamo"`` or ``"torchscript"``. None if `source`
+        has no network, because the input is features.
 
     Raises
     ------
@@ -527,6 +557,21 @@ def _exported(
     *,
     dynamo: bool,
 ) -> Any:
+    """Export a network with one of torch's exporters, and return the model.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The network.
+    examples : dict of str to Tensor
+        An example of every input by name, in the order of its arguments.
+    sizes : sequence of (str, int)
+        Name and maximum of the leading dimensions of every input, which stay dynamic.
+    opset : int
+        Version of the operator set.
+    dynamo : bool
+        Use the exporter dynamo instead of torchscript.
+    """
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     settings: dict[str, Any] = {
         "input_names": list(examples),
@@ -557,7 +602,19 @@ def _exported(
 def _check_model(
     model: Any, names: list[str], sizes: Sequence[tuple[str, int]], opset: int
 ) -> None:
-    """Check that the exporter kept dynamic sizes, names and the operator set."""
+    """Raise :class:`ExportError` if the exporter changed names, sizes or operators.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        The exported network.
+    names : list of str
+        Names of the inputs.
+    sizes : sequence of (str, int)
+        Dimensions that must be dynamic, by name.
+    opset : int
+        Version of the operator set that the model must have.
+    """
     graph = model.graph
     versions = [
         entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")

@@ -1,4 +1,8 @@
-"""Export to ONNX: one graph from pixels or tokens to scores, for any ONNX runtime."""
+"""Export to ONNX: one graph from pixels or tokens to scores, for any ONNX runtime.
+
+torch exports the backbone (:mod:`evergrow.export.onnx_backbone`). This module writes
+the nodes of the head, joins both, adds metadata and tests the graph.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import atomic_path
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.export.onnx_backbone import (
@@ -57,8 +61,8 @@ class CheckReport:
     rows : int
         Number of test samples, run one by one and as one batch.
     difference : float
-        Largest difference between the graph's scores and ours, relative to the spread
-        of the scores.
+        Largest difference between the scores of the graph and of evergrow, relative to
+        the spread of the scores; see :func:`score_spread`.
     samples : str
         Description of the test samples.
     """
@@ -158,6 +162,11 @@ def export_onnx(
     ------
     ExportError
         If backbone or head cannot be exported, or the graph computes other scores.
+    UnsupportedError
+        If the scores of the head are no linear map of a hidden layer.
+    ParameterError
+        If an argument is not valid, or the head takes other features than the backbone
+        computes.
     MissingExtraError
         If onnx is not installed, or onnxruntime if `check` is true.
 
@@ -184,7 +193,7 @@ def export_onnx(
         raise ParameterError(f"path must be a file in an existing folder, got {target}")
     if check:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
-    layer_map = head.linear_map()
+    layer_map = head.linear_map()  # raises before the backbone is examined
     source = graph_input(backbone, head.n_features_in_, target)
     if backbone is not None:
         spec = backbone.spec
@@ -248,6 +257,10 @@ def export_learner(
         Whether to leave out the backbone, so that the input is its features.
     **settings
         ``opset`` and ``check`` of :func:`export_onnx`.
+
+    Returns
+    -------
+    ExportReport
     """
     spec = learner.state_.spec
     backbone = None
@@ -267,7 +280,30 @@ def _assemble(
     opset: int,
     name: str,
 ) -> tuple[Any, str]:
-    """Return the complete model, and the exporter of its backbone."""
+    """Return the complete model, and the exporter of its backbone.
+
+    Parameters
+    ----------
+    onnx : module
+        The package.
+    source : GraphInput
+        Inputs and network of the backbone, or the features of a head alone.
+    head : IncrementalClassifier
+        The head.
+    layer_map : LayerMap
+        The head as matrices.
+    opset : int
+        Version of the operator set.
+    name : str
+        Name of the backbone, for messages.
+
+    Returns
+    -------
+    model : onnx.ModelProto
+        The graph, without metadata.
+    exporter : str
+        As in :class:`ExportReport`.
+    """
     helper = onnx.helper
     proto = onnx.TensorProto
     graph = GraphBuilder(layer_map.dtype)
@@ -297,6 +333,8 @@ def _assemble(
         model.ir_version = helper.find_min_ir_version_for(versions)
         return model, ""
     model, exporter = exported
+    # The head continues the exported graph, which ends in the tensor FEATURES. The
+    # batch size keeps the name that the exporter gave it.
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for output in outputs:
         output.type.tensor_type.shape.dim[0].dim_param = batch
@@ -315,10 +353,28 @@ def _describe(
     source: GraphInput,
     inputs: list[dict[str, Any]],
 ) -> None:
-    """Write metadata for runtimes. Paths of this machine are not included."""
+    """Write metadata to the model: producer, labels, inputs, backbone, preprocessing.
+
+    Parameters
+    ----------
+    onnx : module
+        The package.
+    model : onnx.ModelProto
+        Changed in place.
+    head : IncrementalClassifier
+        Supplies the method and the labels.
+    spec : BackboneSpec or None
+        The backbone, also if it is not in the graph. Folders of this machine are left
+        out.
+    source : GraphInput
+        Supplies the meaning of the inputs and further metadata.
+    inputs : list of dict
+        Those inputs that the graph has kept.
+    """
     model.producer_name = "evergrow"
     model.producer_version = __version__
     inputs = [entry | {"meaning": source.meaning} for entry in inputs]
+    # The registered name of the method, if it has one.
     names = (name for name in HEADS.names() if type(head) is HEADS[name])
     entries: dict[str, Any] = {
         "evergrow.version": __version__,
@@ -351,6 +407,7 @@ def _public(spec: BackboneSpec) -> dict[str, Any]:
 
 
 def _base_name(path: str) -> str:
+    """Return the last part of a path of any operating system."""
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
@@ -365,17 +422,17 @@ def check_graph(
     Parameters
     ----------
     source : GraphInput
-        Inputs of the graph.
+        Supplies the samples, and their features by evergrow.
     head : IncrementalClassifier
         The exported head.
     data : bytes
-        The graph.
+        The graph, serialised.
 
     Raises
     ------
     ExportError
-        If the graph does not run, or its scores differ by more than 1e-4 of their
-        spread.
+        If the graph does not run, or its scores differ by more than :data:`AGREEMENT`
+        of their spread.
     """
     runtime = require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     try:
@@ -387,6 +444,7 @@ def check_graph(
         ) from error
     ours = np.asarray(head.class_scores(source.features()))
     spread = score_spread(ours)
+    # Exporters drop inputs that the network does not use.
     taken = {value.name for value in session.get_inputs()}
     worst = 0.0
     batches = [slice(0, len(ours))]
@@ -396,7 +454,7 @@ def check_graph(
         inputs = {name: value for name, value in samples.items() if name in taken}
         (scores,) = session.run(["scores"], inputs)
         worst = max(worst, float(np.abs(scores - ours[rows]).max()) / spread)
-    if not worst <= AGREEMENT:
+    if not worst <= AGREEMENT:  # also if it is NaN
         raise ExportError(
             f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, "
             f"got a difference of {worst:.2g}"
@@ -405,7 +463,16 @@ def check_graph(
 
 
 def score_spread(scores: NDArray[np.float64]) -> float:
-    """Return the largest difference between two scores of a row, at least 1e-12."""
+    """Return the largest difference between two scores of a row.
+
+    The result is at least a millionth of the largest score, and at least 1e-12, so that
+    rounding of nearly equal scores does not count as a difference.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n, C)
+        Class scores.
+    """
     spread = float((scores.max(axis=1) - scores.min(axis=1)).max())
     return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
 
@@ -432,10 +499,15 @@ def needs_double(head: IncrementalClassifier) -> bool:
 class GraphBuilder:
     """Collects the nodes and constants of a graph.
 
+    Most methods add a node or a constant and return the name of its output, which later
+    nodes take as input.
+
     Parameters
     ----------
     dtype : torch.dtype
         Type that the head computes in.
+    nodes, constants : list
+        The nodes and tensors so far, as onnx.NodeProto and onnx.TensorProto.
     """
 
     dtype: torch.dtype
@@ -454,7 +526,7 @@ class GraphBuilder:
 
     @property
     def onnx_dtype(self) -> int:
-        """ONNX number of the type that the head computes in."""
+        """ONNX's number for `dtype`."""
         proto = self.onnx.TensorProto
         return int(proto.DOUBLE if self.is_double else proto.FLOAT)
 
@@ -470,13 +542,7 @@ class GraphBuilder:
 
     def top(self, name: str, k: int, *, largest: bool = True) -> tuple[str, str]:
         """Add the k largest or smallest entries per row. Return values and indices."""
-        values = self.node(
-            "TopK",
-            name,
-            self.array(np.asarray([k], dtype=np.int64)),
-            axis=1,
-            largest=int(largest),
-        )
+        values = self.node("TopK", name, self.integers(k), axis=1, largest=int(largest))
         indices = f"{values}/indices"
         self.nodes[-1].output.append(indices)
         return values, indices
@@ -510,6 +576,10 @@ class GraphBuilder:
         )
         return name
 
+    def integers(self, *values: int) -> str:
+        """Add a vector of int64, such as a shape or axes."""
+        return self.array(np.asarray(values, dtype=np.int64))
+
     def number(self, value: float) -> str:
         """Add a scalar in the type that the head computes in."""
         return self.array(
@@ -517,7 +587,7 @@ class GraphBuilder:
         )
 
     def cast(self, name: str, to: int) -> str:
-        """Add a change of type."""
+        """Add a conversion to a type, given by its ONNX number."""
         return self.node("Cast", name, to=to)
 
 
@@ -537,6 +607,7 @@ def add_scores(graph: GraphBuilder, layer_map: LayerMap, features: str) -> str:
     if layer_map.blocks is not None:
         weights = graph.constant(layer_map.blocks.column_weights())
         features = graph.node("Mul", features, weights)
+    # Terms of the scores: constant, units, features.
     parts = []
     if bool(layer_map.constant.any()):
         parts.append(graph.constant(layer_map.constant))
@@ -567,14 +638,14 @@ def _add_normalization(graph: GraphBuilder, normalization: str, features: str) -
     if normalization == "sqrt-l2":
         root = graph.node("Sqrt", graph.node("Abs", features))
         features = graph.node("Mul", graph.node("Sign", features), root)
-    axes = graph.array(np.asarray([1], dtype=np.int64))
     squares = graph.node("Mul", features, features)
-    norms = graph.node("Sqrt", graph.node("ReduceSum", squares, axes, keepdims=1))
+    sums = graph.node("ReduceSum", squares, graph.integers(1), keepdims=1)
+    norms = graph.node("Sqrt", sums)
     return graph.node("Div", features, graph.node("Max", norms, graph.number(1e-12)))
 
 
 def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
-    """Add the activations of the random units, without their gain."""
+    """Add the activations of the random units, without their gain. Return the name."""
     if isinstance(units, DenseMap):
         pre = graph.node("MatMul", features, graph.constant(units.weights))
         if bool(units.bias.any()):
@@ -589,16 +660,19 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
 
 
 def _add_fourier_units(graph: GraphBuilder, units: FourierMap, features: str) -> str:
-    """Add random Fourier features, computed by sign flips and small matrix products."""
+    """Add random Fourier features, computed by sign flips and small matrix products.
+
+    The nodes follow :class:`~evergrow.head.layers.fourier.FourierMap`: each round flips
+    signs and multiplies by a Hadamard matrix, the product of two small factors.
+    """
     signs, phases = units.drawn()
     first, second = units.factors()
     blocks, order = signs.shape[1:]
 
     def reshape(name: str, *shape: int) -> str:
-        target = graph.array(np.asarray(shape, dtype=np.int64))
-        return graph.node("Reshape", name, target)
+        return graph.node("Reshape", name, graph.integers(*shape))
 
-    missing = graph.array(np.asarray([0, 0, 0, order - units.features], dtype=np.int64))
+    missing = graph.integers(0, 0, 0, order - units.features)
     padded = graph.node("Pad", features, missing, graph.number(0.0))
     rotated = reshape(padded, -1, 1, order)
     for sign in signs:
@@ -612,9 +686,7 @@ def _add_fourier_units(graph: GraphBuilder, units: FourierMap, features: str) ->
         rotated = graph.node("MatMul", rotated, graph.constant(second))
         rotated = reshape(rotated, -1, blocks, order)
     rotated = reshape(rotated, -1, blocks * order)
-    start, stop, axis = (
-        graph.array(np.asarray([end], dtype=np.int64)) for end in (0, units.width, 1)
-    )
+    start, stop, axis = map(graph.integers, (0, units.width, 1))
     rotated = graph.node("Slice", rotated, start, stop, axis)
     scale = graph.number(units.bandwidth / order)
     pre = graph.node("Mul", rotated, scale)
@@ -628,9 +700,10 @@ def _add_shapes(
 
     With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c
     + k_c, f_c)``. It is added to the scores of the most likely classes of a row. All
-    other classes get the smallest term, but at most 0.
+    other classes get the smallest of these terms, but at most 0. Return the name of the
+    result.
     """
-    sums = shapes.shapes
+    moments = shapes.shapes
     means = shapes.means
     pairs = shapes.quadratics(range(len(means)))
     matrices = torch.stack([matrix for matrix, _ in pairs])
@@ -638,8 +711,8 @@ def _add_shapes(
     constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor(
         [value for _, value in pairs]
     )
-    inside = graph.node("MatMul", features, graph.constant(sums.basis))
-    inside = graph.node("Sub", inside, graph.constant(sums.centre @ sums.basis))
+    inside = graph.node("MatMul", features, graph.constant(moments.basis))
+    inside = graph.node("Sub", inside, graph.constant(moments.centre @ moments.basis))
     # p p^T is symmetric. Only the upper triangle is computed, and off-diagonal entries
     # count twice.
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
@@ -666,6 +739,7 @@ def _add_shapes(
 
 
 def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
+    """Add an activation of the values `pre`. Return the name of the result."""
     operator = ACTIVATIONS[activation].operator
     if operator:
         return graph.node(operator, pre)
@@ -690,7 +764,7 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
 def add_outputs(
     graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool
 ) -> list[str]:
-    """Add the outputs: scores, probabilities and the index of the best class.
+    """Add the outputs of the graph: scores, probabilities, index of the best class.
 
     Parameters
     ----------

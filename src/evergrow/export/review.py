@@ -18,14 +18,14 @@ from evergrow.core.errors import InputError
 from evergrow.learner.answers import Answers
 
 CONTROL = "choice"
-"""Name of the choices in a label config."""
+"""Name of the tag of the choices in a label config."""
 
 LOCAL_FILES = "/data/local-files/?d="
 """URL prefix of files that Label Studio serves from its document root."""
 
 
 def label_studio_config(classes: Sequence[str], kind: str) -> str:
-    """Return the label config of a Label Studio project with one choice per class.
+    """Return the label config (XML) of a Label Studio project: one choice per class.
 
     Parameters
     ----------
@@ -33,6 +33,11 @@ def label_studio_config(classes: Sequence[str], kind: str) -> str:
         Class names.
     kind : {"image", "text"}
         Kind of the samples.
+
+    Raises
+    ------
+    InputError
+        If `kind` is another one.
 
     Examples
     --------
@@ -69,7 +74,8 @@ def label_studio_tasks(
     answers : Answers
         Predictions of a learner.
     samples : sequence of str
-        The samples: texts, or paths of images.
+        All samples that the learner was asked about: texts, or paths of images. Those
+        that it could not read get no task.
     kind : {"image", "text"}
         Kind of the samples.
     version : str
@@ -78,10 +84,17 @@ def label_studio_tasks(
         Folder that Label Studio serves files from
         (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``). Images must be below it.
 
+    Returns
+    -------
+    list of dict
+        Each has ``data``, the text or the URL of the image with its ``novelty`` if
+        measured, and ``predictions``, one with the best class and its value as
+        ``score``.
+
     Raises
     ------
     InputError
-        If an image is not a file below the folder.
+        If an image is not a file below the folder, or `kind` is another one.
 
     Examples
     --------
@@ -127,8 +140,19 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     answers : Answers
         Predictions of a learner.
     samples : sequence of str
-        Paths of the images. They are written as absolute paths, so that FiftyOne needs
-        no data folder.
+        Paths of all images that the learner was asked about. They are written as
+        absolute paths, so that FiftyOne needs no data folder.
+
+    Returns
+    -------
+    dict
+        ``classes``, and ``labels`` by path: None for an unknown sample, else ``label``
+        with ``confidence`` (of methods without probabilities: the attribute ``score``).
+
+    Raises
+    ------
+    InputError
+        If an image is not a file.
 
     Examples
     --------
@@ -186,6 +210,7 @@ def _best_predictions(
 
 
 def _check_kind(kind: str) -> None:
+    """Raise :class:`InputError` for samples that annotation tools cannot show."""
     if kind not in ("image", "text"):
         raise InputError(
             "predictions for review must be of images or texts, got feature vectors"
@@ -193,6 +218,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _existing_file(name: str) -> Path:
+    """Return the absolute path of an image, or raise :class:`InputError`."""
     path = Path(os.path.abspath(name))
     if not path.is_file():
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evergrow.core.lazy import lazy_names
+from evergrow.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.features.backbone import Backbone, BackboneSpec
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from evergrow.features.preprocess import PRESETS, Preprocessing
     from evergrow.features.recipe import RECIPES, FeatureRecipe
     from evergrow.features.text_backbone import TextBackbone
-    from evergrow.features.weight_sources import (
+    from evergrow.features.weights import (
         BackboneInfo,
         best_backbone,
+        hash_weights,
         list_backbones,
+        load_weights,
+        read_weights,
     )
-    from evergrow.features.weights import hash_weights, load_weights, read_weights
 
 __all__ = [
     "PRESETS",
@@ -65,8 +67,14 @@ _HOMES = {
     "preprocess": ("PRESETS", "Preprocessing"),
     "recipe": ("RECIPES", "FeatureRecipe"),
     "text_backbone": ("TextBackbone",),
-    "weight_sources": ("BackboneInfo", "best_backbone", "list_backbones"),
-    "weights": ("hash_weights", "load_weights", "read_weights"),
+    "weights": (
+        "BackboneInfo",
+        "best_backbone",
+        "hash_weights",
+        "list_backbones",
+        "load_weights",
+        "read_weights",
+    ),
 }
 """Public names by module. A module is imported when one of its names is used."""
 

@@ -159,6 +159,8 @@ class Backbone(ABC):
     def with_recipe(self, recipe: Any, side: int | None = None) -> Self:
         """Return a backbone with another recipe. It shares the network.
 
+        This backbone does not change. It is returned itself if it has that recipe.
+
         Parameters
         ----------
         recipe : {"auto", "fast", "rich", "best"}, str, sequence of str or FeatureRecipe
@@ -178,9 +180,9 @@ class Backbone(ABC):
         return self.with_blocks(self._resolve_recipe(recipe, side))
 
     def with_blocks(self, recipe: FeatureRecipe) -> Self:
-        """Return a backbone with a resolved recipe, which is not checked.
+        """Return a backbone with a recipe of resolved blocks and widths.
 
-        It shares the network.
+        It shares the network. Whether the network has the blocks is not checked.
         """
         if recipe == self.spec.blocks and recipe.note in ("", self.spec.blocks.note):
             return self
@@ -194,7 +196,10 @@ class Backbone(ABC):
         return twin
 
     def _resolve_recipe(self, recipe: Any, side: int | None) -> FeatureRecipe:
-        """Return the blocks of a recipe. This default has the network's output only."""
+        """Return the blocks of a recipe; see :meth:`with_recipe` for the parameters.
+
+        This default is for backbones that have no other blocks than their output.
+        """
         if recipe != "auto" and recipe != self.spec.recipe:
             raise ParameterError(
                 f"recipe must be 'fast' for {type(self).__name__}, which has no "

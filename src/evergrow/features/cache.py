@@ -4,10 +4,10 @@ An entry is a folder. Its name is a hash of the items (names, sizes and modifica
 times), of the backbone with its weights and preprocessing, and of the requested
 precision. Entries are therefore never out of date.
 
-A file holds :data:`CHUNK` items. It has one tensor per block of a single view and side,
-so that recipes share blocks. Only missing blocks are computed. Damaged files are
-computed again. Files are replaced atomically. ``meta.json`` describes the entry for
-people.
+A file holds a :class:`~evergrow.features.batches.Chunk` of consecutive items. It has
+one tensor per block of a single view and side, so that recipes share blocks. Only
+missing blocks are computed. Damaged files are computed again. Files are replaced
+atomically. ``meta.json`` describes the entry for people.
 """
 
 from __future__ import annotations
@@ -24,10 +24,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
-
-import numpy as np
-from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json, read_header
 from evergrow.core.errors import (
@@ -40,29 +36,20 @@ from evergrow.core.errors import (
 from evergrow.core.files import atomic_path, remove_leftovers
 from evergrow.core.record import (
     UNWRITTEN,
-    Spec,
     check_kind,
     from_values,
     read_record,
-    record,
-    require,
     to_values,
     write_record,
 )
 from evergrow.data.items import Items
-from evergrow.features.backbone import BackboneSpec, Precision
-from evergrow.features.batches import Failure
+from evergrow.features.backbone import BackboneSpec
+from evergrow.features.batches import Chunk, ChunkHead
 from evergrow.features.recipe import FeatureRecipe
-
-VARIABLE = "EVERGROW_CACHE"
-"""Environment variable with the folder of the cache."""
-
-CHUNK = 1024
-"""Number of items in a file. A killed process loses at most one file."""
 
 _LOG = logging.getLogger(__name__)
 _META = "meta.json"
-_FORMAT = 3
+_FORMAT = 3  # part of every key, so that entries of other formats are not found
 _KEY = re.compile(r"[0-9a-f]{32}")
 _MAX_BYTES = 2**31  # larger files are not read
 
@@ -82,7 +69,7 @@ def default_root() -> Path:
     >>> del os.environ["EVERGROW_CACHE"]
     """
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.environ.get(VARIABLE) or os.path.join(shared, "evergrow")
+    folder = os.environ.get("EVERGROW_CACHE") or os.path.join(shared, "evergrow")
     return Path(folder).expanduser()
 
 
@@ -92,7 +79,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     Parameters
     ----------
     stamp : str
-        Stamp of the items.
+        Stamp of the items, which covers their names, sizes and modification times.
     spec : BackboneSpec
         The backbone. The source of its weights and its recipe do not change the key.
     policy : str
@@ -115,57 +102,6 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True)
-class ChunkHead:
-    """A chunk without its features."""
-
-    names: tuple[str, ...]
-    precision: Precision
-    failures: tuple[Failure, ...] = ()
-
-
-@record("feature-chunk")
-@dataclass(frozen=True, eq=False)
-class Chunk(ChunkHead):
-    """Features of consecutive items.
-
-    Parameters
-    ----------
-    names : tuple of str
-        Names of the blocks.
-    precision : {"float32", "float16"}
-        Precision of the backbone.
-    failures : tuple of Failure
-        Items that could not be read.
-    blocks : dict of str to ndarray of shape (n, width)
-        Features of the other items by block, without scaling.
-    computed : int
-        Number of items that were computed in this call. Not stored.
-    """
-
-    blocks: dict[
-        str, Annotated[NDArray[np.float32], Spec(("n", None), dtype="float32")]
-    ] = field(default_factory=dict)
-    computed: int = field(default=0, metadata=UNWRITTEN)
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` if the blocks have other names."""
-        require(
-            sorted(self.names) == sorted(self.blocks),
-            "its blocks are not those that it names",
-        )
-
-    def joined(self, other: Chunk) -> Chunk:
-        """Add the blocks of another chunk of the same items.
-
-        This chunk is returned unchanged if precision or failures differ.
-        """
-        if (self.precision, self.failures) != (other.precision, other.failures):
-            return self
-        blocks = {**other.blocks, **self.blocks}
-        return replace(self, names=tuple(blocks), blocks=blocks)
-
-
 class CacheEntry:
     """A folder of the cache, with features of one set of items.
 
@@ -177,8 +113,9 @@ class CacheEntry:
     Examples
     --------
     >>> import tempfile, pathlib, numpy as np
+    >>> from evergrow.features.batches import Chunk
+    >>> from evergrow.features.cache import CacheEntry, CacheInfo
     >>> from evergrow.features.recipe import FeatureRecipe
-    >>> from evergrow.features.cache import CacheEntry, CacheInfo, Chunk
     >>> features = np.ones((3, 2), dtype=np.float32)
     >>> with tempfile.TemporaryDirectory() as root:
     ...     entry = CacheEntry(pathlib.Path(root, "key"))
@@ -193,12 +130,15 @@ class CacheEntry:
 
     @contextmanager
     def writing(self, *, wait: bool = True) -> Iterator[None]:
-        """Lock the entry against other processes. Remove it at the end if it is empty.
+        """Lock the entry against other processes and threads.
+
+        Its folder is removed at the end if it holds no chunks.
 
         Parameters
         ----------
         wait : bool
-            Whether to wait for another process that holds the lock.
+            Whether to wait for another process that holds the lock. A warning is
+            logged first.
 
         Raises
         ------
@@ -224,7 +164,8 @@ class CacheEntry:
         try:
             yield
         finally:
-            if self.folder.is_dir() and not self.chunks():
+            has_chunks = any(self.folder.glob("[0-9]*.safetensors"))
+            if self.folder.is_dir() and not has_chunks:
                 shutil.rmtree(self.folder, ignore_errors=True)
             # A process that waits for the removed file may compute the features again.
             with suppress(OSError):
@@ -232,7 +173,13 @@ class CacheEntry:
             lock.release()
 
     def begin(self, about: CacheInfo) -> None:
-        """Create the folder and its ``meta.json``. Remove files of killed processes."""
+        """Create the folder and its ``meta.json``. Remove files of killed processes.
+
+        Raises
+        ------
+        OSError
+            If the folder cannot be written, or is a link.
+        """
         if self.folder.is_symlink():
             raise OSError(
                 f"{self.folder} is a link; the cache writes to folders of its own only"
@@ -246,7 +193,7 @@ class CacheEntry:
                 )
 
     def info(self) -> CacheInfo:
-        """Return its description.
+        """Return its description. Without a readable ``meta.json``, fields are empty.
 
         Raises
         ------
@@ -266,14 +213,11 @@ class CacheEntry:
         age = max(time.time() - self.folder.stat().st_mtime, 0.0)
         return replace(about, key=self.folder.name, bytes=size, age_seconds=age)
 
-    def chunks(self) -> list[Path]:
-        """Return the files of chunks in order."""
-        return sorted(self.folder.glob("[0-9]*.safetensors"))
+    def read_heads(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
+        """Return the heads of all chunks in the cache. No features are read.
 
-    def stored(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
-        """Return the heads of stored chunks. No features are read.
-
-        Damaged chunks are left out with a warning.
+        Chunks are given by the indices of their items. Missing chunks are left out, and
+        damaged ones with a warning.
 
         Raises
         ------
@@ -282,15 +226,25 @@ class CacheEntry:
         """
         found: dict[range, ChunkHead] = {}
         for rows in chunks:
-            if os.path.lexists(self._path(rows)):
+            path = self._path(rows)
+            if os.path.lexists(path):
                 with self._warn_if_damaged():
-                    found[rows] = _head(self._path(rows))
+                    _check_file(path)
+                    header = read_header(path)
+                    check_kind(Chunk, header, path.name)
+                    found[rows] = from_values(ChunkHead, header.meta, path.name)
         return found
 
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk | None:
-        """Read a stored chunk. Warn and return None if it is damaged.
+        """Read a stored chunk. Warn and return None if it is missing or damaged.
 
-        A chunk counts as damaged if blocks have other widths than in the recipe.
+        Blocks of the chunk that are not in the recipe are read too. A chunk counts as
+        damaged if a block has another width than in the recipe.
+
+        Raises
+        ------
+        NewerSchemaError
+            If a later version wrote the chunk.
         """
         path = self._path(rows)
         with self._warn_if_damaged():
@@ -301,7 +255,7 @@ class CacheEntry:
         return None
 
     def store(self, rows: range, chunk: Chunk) -> None:
-        """Write a chunk.
+        """Write the chunk of the items `rows`.
 
         Raises
         ------
@@ -314,7 +268,7 @@ class CacheEntry:
         write_record(path, chunk)
 
     def clear(self) -> None:
-        """Remove the entry."""
+        """Remove the folder with all chunks."""
         shutil.rmtree(self.folder)
 
     def _path(self, rows: range) -> Path:
@@ -322,6 +276,7 @@ class CacheEntry:
 
     @contextmanager
     def _warn_if_damaged(self) -> Iterator[None]:
+        """Turn a :class:`FileFormatError` of damaged files into a warning."""
         try:
             yield
         except NewerSchemaError:
@@ -336,7 +291,19 @@ class CacheEntry:
 
 
 def _check_chunk(chunk: Chunk, rows: range, recipe: FeatureRecipe, name: str) -> None:
-    """Check a chunk against its rows and the widths of a recipe."""
+    """Raise :class:`FileFormatError` if a stored chunk does not fit its place.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        The chunk that was read.
+    rows : range
+        Indices of its items. Failures must be among them, in ascending order.
+    recipe : FeatureRecipe
+        Widths of the blocks. Blocks that it does not name are not checked.
+    name : str
+        Name of the file in messages.
+    """
     failed = [failure.row for failure in chunk.failures]
     if failed != sorted(set(failed) & set(rows)):
         raise FileFormatError(f"{name} has failures that are not those of its rows")
@@ -353,19 +320,12 @@ def _check_chunk(chunk: Chunk, rows: range, recipe: FeatureRecipe, name: str) ->
 
 
 def _check_file(path: Path) -> None:
+    """Raise :class:`FileFormatError` for links, pipes, folders and huge files."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
         raise FileFormatError(
             f"{path.name} of a cache entry must be a file of at most {_MAX_BYTES:,} "
             "bytes"
         )
-
-
-def _head(path: Path) -> ChunkHead:
-    """Read the head of a chunk's file."""
-    _check_file(path)
-    header = read_header(path)
-    check_kind(Chunk, header, path.name)
-    return from_values(ChunkHead, header.meta, path.name)
 
 
 @dataclass(frozen=True)

@@ -30,26 +30,26 @@ from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.recipe import FINAL, FeatureBlock, check_recipe
-from evergrow.features.text_backbone import load_text_backbone
-from evergrow.features.weight_sources import (
+from evergrow.features.weights import (
     FILE_NAMES,
-    PREFIX,
+    SENTENCE_PREFIX,
     SHORT_NAMES,
     WantedWeights,
-    locate,
-)
-from evergrow.features.weights import (
     hash_weights,
     load_weights,
+    locate,
     read_weights,
     seeded_init,
 )
 
-MAX_OPTION = 4096
-"""Largest number of an architecture's option in a file."""
+_MAX_OPTION = 4096
+"""Largest value of a numeric option from a file."""
 
-MAX_BLOCKS = 256
-"""Largest number of blocks in a file: four times the blocks of any architecture."""
+_MAX_BLOCKS = 256
+"""Largest depth and length of lists in options from a file.
+
+It is four times the depth of any architecture.
+"""
 
 _FREE_PARAMETERS = 2**26
 """Parameters that options may add beyond twice the architecture's own: 256 MB.
@@ -141,6 +141,8 @@ def create_backbone(
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
     elif is_text_name(name):
+        from evergrow.features.text_backbone import load_text_backbone
+
         check_choice("preset of a text backbone", preset, ("timm", ""))
         text_backbone = load_text_backbone(
             name, weights, device=target, options=model_options
@@ -160,7 +162,25 @@ def _image_backbone(
     device: torch.device,
     options: Mapping[str, Any] | None = None,
 ) -> ImageBackbone:
-    """Return a backbone with the network's output as features."""
+    """Describe a network, and return the backbone with its output as features.
+
+    Runs the network once, to learn the width of its output.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The network, with its weights.
+    name : str
+        Name for the description.
+    source : str
+        Source of the weights for the description, for example ``"hub"``.
+    preset : str or Preprocessing
+        Preprocessing, or its name in :data:`PRESETS`.
+    device : torch.device
+        Device to run on.
+    options : mapping, optional
+        Options of the architecture for the description.
+    """
     options = dict(options or {})
     if isinstance(preset, Preprocessing):
         preset_name = "custom"
@@ -184,7 +204,17 @@ def _image_backbone(
 
 
 def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:
-    """Return the preprocessing that timm configures for a model."""
+    """Return the preprocessing that timm configures for a model.
+
+    A model that is not of timm gets the default of :class:`Preprocessing`.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The model.
+    img_size : int or None
+        Size of images in pixels, if it is not the model's own.
+    """
     if not getattr(module, "pretrained_cfg", None):
         return Preprocessing()
     from timm.data.config import resolve_model_data_config
@@ -197,7 +227,15 @@ def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing
 
 
 def _feature_width(module: nn.Module, preprocessing: Preprocessing, name: str) -> int:
-    """Run the network once, and return the length of its output."""
+    """Run the network on a black image, and return the length of its output.
+
+    Raises
+    ------
+    ParameterError
+        If the network does not take such images, or returns no vector per image.
+    InputError
+        If it returns something else than a tensor.
+    """
     parameter = next(module.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     blank = torch.zeros(1, 3, *preprocessing.size, device=device)
@@ -221,7 +259,7 @@ def _feature_width(module: nn.Module, preprocessing: Preprocessing, name: str) -
 
 def is_text_name(name: str) -> bool:
     """Return whether the name of a backbone is that of a sentence encoder."""
-    return name.startswith(PREFIX) or name in SHORT_NAMES
+    return name.startswith(SENTENCE_PREFIX) or name in SHORT_NAMES
 
 
 def backbone_from_spec(
@@ -260,7 +298,9 @@ def backbone_from_spec(
     True
     """
     if isinstance(weights, nn.Module):
-        preset = _saved_preset(spec)
+        preset: str | Preprocessing = "timm"
+        if spec.kind == "image":
+            preset = Preprocessing.from_dict(spec.preprocessing)
         backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(
@@ -286,14 +326,11 @@ def backbone_from_spec(
     return backbone
 
 
-def _saved_preset(spec: BackboneSpec) -> str | Preprocessing:
-    if spec.kind == "image":
-        return Preprocessing.from_dict(spec.preprocessing)
-    return "timm"
-
-
 def _saved_source(spec: BackboneSpec) -> str:
-    """Return the source of weights in a description. A file must still exist."""
+    """Return the source of weights in a description, for :func:`create_backbone`.
+
+    Raises :class:`WeightsError` if it is a file that no longer exists.
+    """
     source = spec.weights.removeprefix("file:")
     if source != spec.weights and not Path(source).exists():
         raise WeightsError(
@@ -324,7 +361,37 @@ def _load_timm(
     seed: int,
     options: Mapping[str, Any],
 ) -> tuple[nn.Module, str, dict[str, Any]]:
-    """Return a timm network, the source of its weights, and the options to save."""
+    """Create a timm network with its weights.
+
+    Parameters
+    ----------
+    name : str
+        Name of timm.
+    weights : str, path-like or None
+        As for :func:`create_backbone`.
+    seed : int
+        Seed of random weights.
+    options : mapping
+        Arguments of the architecture.
+
+    Returns
+    -------
+    module : torch.nn.Module
+        The network in evaluation mode, without gradients.
+    source : str
+        Source of the weights for the description.
+    saved_options : dict
+        Options for the description. ``"seed"`` is among them for random weights.
+
+    Raises
+    ------
+    UnknownNameError
+        If timm has no such name.
+    ParameterError
+        If the options do not fit the architecture.
+    WeightsError
+        If the weights are missing or do not fit.
+    """
     current, config = timm_entry(name)
     saved_options = _check_options(seed, options)
     repository = getattr(config, "hf_hub_id", None) or ""
@@ -352,7 +419,10 @@ def _load_timm(
 
 
 def _check_options(seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of an architecture, and return them as plain values."""
+    """Check the options of an architecture, and return them as values of JSON.
+
+    Raises :class:`ParameterError` for options that are reserved or cannot be saved.
+    """
     for reserved in _RESERVED_OPTIONS:
         if reserved in options:
             raise ParameterError(
@@ -374,6 +444,8 @@ def _check_options(seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
 def timm_entry(name: str) -> tuple[str, Any]:
     """Return timm's current name of an architecture, and its pretrained settings.
 
+    The second is None for an architecture without pretrained weights.
+
     Raises
     ------
     UnknownNameError
@@ -381,6 +453,7 @@ def timm_entry(name: str) -> tuple[str, Any]:
     """
     import timm
 
+    # Absent from some versions of timm.
     get_renamed = getattr(timm.models, "get_deprecated_models", dict)
     renamed: Mapping[str, str | None] = get_renamed()
     current = str(renamed.get(name) or name)
@@ -392,6 +465,7 @@ def timm_entry(name: str) -> tuple[str, Any]:
             return current, timm.get_pretrained_cfg(current)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
     close = nearest(name, known)
+    # Names that are far from all names get no suggestion.
     suggestion = f", the nearest {close}" if close.count(",") < 3 else ""
     raise UnknownNameError(
         f"There is no backbone {name!r}; names are timm's, 'all-MiniLM-L6-v2' and "
@@ -461,12 +535,12 @@ def check_buildable(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_option_size(name: str, key: str, value: Any) -> None:
-    """Bound the numbers of an option."""
-    limit = MAX_BLOCKS if "depth" in key or "layer" in key else MAX_OPTION
+    """Raise :class:`FileFormatError` if a number of an option is too large."""
+    limit = _MAX_BLOCKS if "depth" in key or "layer" in key else _MAX_OPTION
     parts = value if isinstance(value, list) else [value]
-    if len(parts) > MAX_BLOCKS:
+    if len(parts) > _MAX_BLOCKS:
         raise FileFormatError(
-            f"option {key!r} of {name} must have at most {MAX_BLOCKS} parts, got "
+            f"option {key!r} of {name} must have at most {_MAX_BLOCKS} parts, got "
             f"{len(parts)}"
         )
     for part in parts:

@@ -2,6 +2,9 @@
 
 :func:`encode` takes items and uses the cache. :func:`encode_batch` takes samples that
 are prepared already, and runs the network once for all of them.
+
+Items are encoded in chunks, which are the files of the cache. A chunk goes through the
+network in smaller batches.
 """
 
 from __future__ import annotations
@@ -12,11 +15,17 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -39,47 +48,41 @@ from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.data.items import Dataset, Items
-from evergrow.features import cache
 from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone, Precision
 from evergrow.features.batches import (
+    Chunk,
     Failure,
     ImageReader,
     LoadedBatch,
+    Policy,
+    Runner,
     choose_workers,
+    first_precision,
     loaded_batches,
     run_ahead,
     split_rows,
     text_batches,
 )
-from evergrow.features.cache import (
-    CacheEntry,
-    CacheInfo,
-    Chunk,
-    ChunkHead,
-    FeatureCache,
-    feature_key,
-)
-from evergrow.features.gpu_images import (
-    MAX_IMAGE_BYTES,
-    GpuPreparation,
-    RawReader,
-    can_prepare,
-)
 from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipe import FeatureRecipe
-from evergrow.features.runner import Policy, Runner, first_precision
+
+if TYPE_CHECKING:
+    from evergrow.features.cache import CacheEntry
 
 OnError = Literal["raise", "skip"]
 
-MIN_CACHED_ITEMS = 5
-"""Fewer items are not cached: the backbone is faster than locking and writing files."""
+CHUNK = 1024
+"""Number of items in a chunk. A killed process loses at most one chunk."""
 
-MAX_CPU_BATCHES = 4
-"""Batches that a CPU runs at once. Each needs memory for its activations."""
-
+_MIN_CACHED_ITEMS = 5  # fewer are encoded faster than files are locked and written
+_CPU_BATCHES = 4  # that run at once; each needs memory for its activations
+_GPU_BATCHES_AHEAD = 3  # batches in the queue of a GPU
+_CPU_BATCH_SIZE = 32
+_GPU_BATCH_SIZE = 128
 _NAMED_FAILURES = 5  # images that a warning names
-_BATCHES_AHEAD = 3  # batches in the queue of a GPU
+_NAMED_CLASSES = 5  # classes that an error names
+_JOINING_THREADS = 4
 _JOINED_ROWS = 256  # rows that a thread turns into feature vectors at a time
 _CUSTOM_IMAGE_BYTES = 12 * 512 * 512  # guess for a transform of the user
 
@@ -140,27 +143,25 @@ class EncodeConfig:
 
         Unknown names raise an error that suggests the nearest.
         """
-        if changes:
-            return with_changes(self, changes, "setting of an encoding")
-        return self
+        return with_changes(self, changes, "setting of an encoding")
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Feature vectors of items.
+    """Feature vectors of the items that could be read.
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
         The features.
     rows : ndarray of int of shape (n,)
-        Indices of the items. Items that could not be read are missing.
+        Index of the item of each row of `X`, ascending.
     failures : tuple of (str, str)
-        Name and reason of every item that could not be read.
+        Name and error message of every item that could not be read.
     widths : tuple of int
-        Number of columns of each block.
+        Number of columns of each block. Empty if they are unknown.
     precision : {"float32", "float16"}
-        Precision of the backbone.
+        Precision at which the backbone ran.
     computed : int
         Number of items that were computed. The others came from the cache.
     seconds : float
@@ -196,6 +197,10 @@ def encode(
 ) -> Features:
     """Compute the features of items, or read them from the cache.
 
+    Computed features are written to the cache. Warns with :class:`DataWarning` about
+    images that are left out, and with :class:`CacheWarning` if the cache cannot be
+    used. A :class:`LazyBackbone` is loaded if features are missing in the cache.
+
     Parameters
     ----------
     backbone : Backbone or LazyBackbone
@@ -208,7 +213,7 @@ def encode(
         Whether to scale the blocks of a recipe to equal energy, as classifiers expect
         them. Otherwise blocks are concatenated without scaling.
     **settings
-        Fields of :class:`EncodeConfig` to change.
+        Fields of :class:`EncodeConfig` to change in `config`.
 
     Returns
     -------
@@ -239,36 +244,40 @@ def encode(
     >>> encode(Length(), Texts(("one", "three")), cache=False).X.tolist()
     [[3.0], [5.0]]
     """
-    work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
-    X = np.empty((work.n_items, work.recipe.n_features), dtype=np.float32)
+    encoding = _Encoding(
+        backbone, items, (config or EncodeConfig()).changed(**settings)
+    )
+    X = np.empty((encoding.n_items, encoding.recipe.n_features), dtype=np.float32)
     failures: list[Failure] = []
     joining = []
     end = 0
     computed = 0
     # Vectors are built while the next chunk goes through the backbone.
-    with ThreadPoolExecutor(4, "evergrow-features") as pool:
-        for chunk in work.chunks():
+    with ThreadPoolExecutor(_JOINING_THREADS, "evergrow-features") as pool:
+        for chunk in encoding.chunks():
             start = end
             end = start + len(next(iter(chunk.blocks.values())))
             for rows in split_rows(range(end - start), _JOINED_ROWS):
                 out = X[start + rows.start : start + rows.stop]
                 joining.append(
-                    pool.submit(_write_vectors, out, chunk, rows, work.recipe, join)
+                    pool.submit(_write_vectors, out, chunk, rows, encoding.recipe, join)
                 )
             failures += chunk.failures
             computed += chunk.computed
             precision = chunk.precision
     for future in joining:
-        future.result()
-    _report_failures(failures, work.n_items)
+        future.result()  # raises its exception, if any
+    _report_failures(failures, encoding.n_items)
     return Features(
         X=X[:end],
-        rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
+        rows=np.delete(
+            np.arange(encoding.n_items), [failure.row for failure in failures]
+        ),
         failures=tuple((failure.name, failure.reason) for failure in failures),
-        widths=work.recipe.widths,
+        widths=encoding.recipe.widths,
         precision=precision,
         computed=computed,
-        seconds=time.perf_counter() - work.started,
+        seconds=time.perf_counter() - encoding.started,
     )
 
 
@@ -292,14 +301,15 @@ def encode_batch(
 ) -> NDArray[np.float32]:
     """Compute the features of prepared samples in float32 with a single pass.
 
-    Blocks are scaled to equal energy.
+    The cache is not used. Blocks are scaled to equal energy.
 
     Parameters
     ----------
     backbone : Backbone
         The backbone.
     samples : sequence of Tensor or str
-        At least one text, or image from ``backbone.transform``.
+        At least one text or image. Images are results of ``backbone.transform``, of
+        one shape.
 
     Returns
     -------
@@ -374,10 +384,10 @@ def featurize(
     >>> featurize(data, backbone, cache=False).X_train.shape
     (6, 96)
     """
-    parts = [part.raw_items() for part in (data.train, data.test) if part is not None]
     encoded = [
-        encode(backbone, items, config=config, join=False, **settings)
-        for items in parts
+        encode(backbone, part.raw_items(), config=config, join=False, **settings)
+        for part in (data.train, data.test)
+        if part is not None
     ]
     train = encoded[0]
     y_train = data.y_train[train.rows]
@@ -386,9 +396,9 @@ def featurize(
     if len(encoded) > 1:
         X_test = encoded[1].X
         y_test = data.y_test[encoded[1].rows]
-    lost = sorted(set(data.y_train.tolist()) - set(y_train.tolist()))
-    if lost:
-        names = ", ".join(data.class_names[label] for label in lost[:5])
+    lost = np.setdiff1d(data.y_train, y_train)
+    if len(lost):
+        names = ", ".join(data.class_names[label] for label in lost[:_NAMED_CLASSES])
         raise InputError(
             "every class must keep a training sample, got none that can be read for "
             f"{names}"
@@ -410,7 +420,8 @@ def featurize(
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files.
 
-    It contains no path.
+    It has most fields of :class:`BackboneSpec` by name. The source of the weights is
+    without its path, and the recipe, if any, is without its note.
     """
     names = (
         "name",
@@ -429,7 +440,21 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
 
 
 class _Encoding:
-    """One call of :func:`encode`: reads chunks from the cache, or computes them."""
+    """One call of :func:`encode`: reads chunks from the cache, or computes them.
+
+    Attributes
+    ----------
+    recipe : FeatureRecipe
+        Blocks of the feature vectors.
+    components : FeatureRecipe
+        Blocks that are computed and stored, with one view and one side each.
+    wanted : set of str
+        Names of the components.
+    precision : {"float32", "float16"} or None
+        Precision of the backbone. None until the first batch decides.
+    n_done : int
+        Number of items so far, for the progress bar.
+    """
 
     def __init__(
         self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig
@@ -439,7 +464,9 @@ class _Encoding:
         self.config = config
         self.recipe = backbone.spec.blocks
         self.components = self.recipe.components
-        default_size = 32 if backbone.device.type == "cpu" else 128
+        self.wanted = set(self.components.blocks)
+        is_cpu = backbone.device.type == "cpu"
+        default_size = _CPU_BATCH_SIZE if is_cpu else _GPU_BATCH_SIZE
         self.batch_size = config.batch_size or default_size
         self.n_items = len(items)
         self.n_done = 0
@@ -454,98 +481,120 @@ class _Encoding:
         self.precision = first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of all items in order."""
-        chunks = split_rows(range(self.n_items), cache.CHUNK)
-        wanted = set(self.components.blocks)
+        """Yield the chunks of all items in order, and store the computed ones.
+
+        A chunk of which some blocks are stored is completed: only its missing blocks
+        are computed. All incomplete chunks go through the backbone in one run, so that
+        workers start once.
+        """
+        chunks = split_rows(range(self.n_items), CHUNK)
+        wanted = self.wanted
         with ExitStack() as stack:
-            if self.config.progress:
-                self.tick = stack.enter_context(
-                    meter("features", self.n_items, enabled=True)
-                )
+            bar = meter("features", self.n_items, enabled=self.config.progress)
+            self.tick = stack.enter_context(bar)
             entry, stored = self._open_cache(chunks, stack)
-            available = {
-                rows: wanted & set(head.names) for rows, head in stored.items()
-            }
-            incomplete = [rows for rows in chunks if available.get(rows) != wanted]
-            computed = self._computed(
-                incomplete,
-                self._missing_blocks(
-                    [available.get(rows, set()) for rows in incomplete]
-                ),
+            is_writable = entry is not None
+            incomplete = [rows for rows in chunks if stored.get(rows) != wanted]
+            missing = self._missing_blocks(
+                [stored.get(rows, set()) for rows in incomplete]
             )
+            computed = self._computed(incomplete, missing)
             for rows in chunks:
                 cached = None
                 if entry is not None and rows in stored:
                     cached = entry.load(rows, self.components)
-                chunk = cached
-                if available.get(rows) != wanted:
-                    fresh = next(computed)
-                    chunk = fresh if cached is None else fresh.joined(cached)
-                if chunk is None or not wanted <= set(chunk.names):
-                    chunk = next(self._computed([rows], self.components))
-                if chunk is cached:
-                    self._check_failures(chunk.failures)
+                is_complete = stored.get(rows) == wanted
+                if is_complete and cached is not None:
+                    self._check_failures(cached.failures)
                     self._show_progress(len(rows))
-                elif entry is not None and not _store(entry, rows, chunk):
-                    entry = None
+                    yield cached
+                    continue
+                chunk = None
+                if not is_complete:
+                    chunk = next(computed)
+                    if cached is not None:
+                        chunk = chunk.joined(cached)
+                if chunk is None or not wanted <= set(chunk.names):
+                    # The stored chunk is damaged, or has another precision or other
+                    # failures than the new blocks.
+                    chunk = next(self._computed([rows], self.components))
+                if entry is not None and is_writable:
+                    is_writable = _store(entry, rows, chunk)
                 yield chunk
 
-    def _missing_blocks(self, available: Sequence[set[str]]) -> FeatureRecipe:
-        """Return the blocks that some incomplete chunk lacks."""
-        shared = set.intersection(*available) if available else set()
-        return self.components.without(tuple(shared)) or self.components
+    def _missing_blocks(self, stored: Sequence[set[str]]) -> FeatureRecipe:
+        """Return the blocks that some incomplete chunk lacks.
+
+        Parameters
+        ----------
+        stored : sequence of set of str
+            Stored blocks of each incomplete chunk.
+        """
+        shared = self.wanted.intersection(*stored)
+        return self.components.without(shared) or self.components
 
     def _open_cache(
         self, chunks: list[range], stack: ExitStack
-    ) -> tuple[CacheEntry | None, dict[range, ChunkHead]]:
-        """Return the cache entry, or None if it is not used, and its chunks."""
-        entry = self._find_entry()
-        if entry is None:
-            return None, {}
-        try:
-            return entry, self._open_entry(entry, chunks, stack)
-        except (OSError, NewerSchemaError) as error:  # newer files are not changed
-            _warn_unused(error)
-            return None, {}
+    ) -> tuple[CacheEntry | None, dict[range, set[str]]]:
+        """Open the cache entry of the features.
 
-    def _find_entry(self) -> CacheEntry | None:
-        """Return the cache entry of these features, which may not exist yet."""
+        The entry is locked until `stack` is closed, unless it is complete.
+
+        Returns
+        -------
+        entry : CacheEntry or None
+            None if the cache is not used.
+        stored : dict of range to set of str
+            Names of the wanted blocks in each stored chunk.
+        """
         config = self.config
-        if config.cache is False or self.n_items < MIN_CACHED_ITEMS:
-            return None
+        if config.cache is False or self.n_items < _MIN_CACHED_ITEMS:
+            return None, {}
+        from evergrow.features.cache import FeatureCache, feature_key
+
         try:
             stamp = self.items.stamp()
         except DatasetNotFoundError as error:  # an image is missing
             if config.on_error == "raise":
                 raise
             _warn_unused(error)
-            return None
+            return None, {}
         key = feature_key(stamp, self.backbone.spec, config.precision)
-        return FeatureCache(config.cache).entry(key)
+        entry = FeatureCache(config.cache).entry(key)
+        try:
+            return entry, self._open_entry(entry, chunks, stack)
+        except (OSError, NewerSchemaError) as error:  # newer files are not changed
+            _warn_unused(error)
+            return None, {}
 
     def _open_entry(
         self, entry: CacheEntry, chunks: list[range], stack: ExitStack
-    ) -> dict[range, ChunkHead]:
-        """Return the chunks of an entry. If blocks are missing, lock it for writing."""
-        stored = entry.stored(chunks)
-        wanted = set(self.components.blocks)
-        is_complete = all(wanted <= set(head.names) for head in stored.values())
-        if is_complete and len(stored) == len(chunks):
+    ) -> dict[range, set[str]]:
+        """Return the stored blocks of an entry. If some are missing, lock the entry.
+
+        The precision of stored chunks is adopted.
+        """
+        from evergrow.features.cache import CacheInfo
+
+        wanted = self.wanted
+        heads = entry.read_heads(chunks)
+        stored = {rows: wanted & set(head.names) for rows, head in heads.items()}
+        if all(stored.get(rows) == wanted for rows in chunks):
             return stored
         stack.enter_context(entry.writing())
-        stored = entry.stored(chunks)  # another process may have written some
-        if stored:
-            self.precision = next(iter(stored.values())).precision
+        heads = entry.read_heads(chunks)  # another process may have written some
+        if heads:
+            self.precision = next(iter(heads.values())).precision
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             # This device cannot continue at that precision.
             entry.clear()
-            stored = {}
+            heads = {}
             self.precision = "float32"
         entry.begin(CacheInfo.of(self.items, self.backbone.spec))
-        return stored
+        return {rows: wanted & set(head.names) for rows, head in heads.items()}
 
     def _check_failures(self, failures: Sequence[Failure]) -> None:
-        """Raise if an image could not be read and none may be left out."""
+        """Raise :class:`ImageError` for the first failure if none may be left out."""
         if failures and self.config.on_error == "raise":
             raise ImageError(
                 f"{failures[0].reason}; on_error='skip' leaves such images out"
@@ -554,23 +603,30 @@ class _Encoding:
     def _show_progress(self, n_items: int) -> None:
         self.n_done += n_items
         rate = self.n_done / max(time.perf_counter() - self.started, 1e-9)
-        if self.config.progress:
-            self.tick(self.n_done, f"{rate:,.1f} {self.items.kind}s/s")
+        self.tick(self.n_done, f"{rate:,.1f} {self.items.kind}s/s")
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
-        """Compute chunks with the blocks of a recipe."""
+        """Compute chunks and yield them in order. Load the backbone if needed.
+
+        Parameters
+        ----------
+        chunks : list of range
+            Indices of the items of each chunk.
+        recipe : FeatureRecipe
+            Blocks to compute, of one view and one side each.
+        """
         if isinstance(self.backbone, LazyBackbone):
             self.backbone = self.backbone.load().to(self.backbone.device)
         backbone = self.backbone.with_blocks(recipe)
         runner = Runner(backbone, self.precision)
-        n_batches = sum(-(-len(rows) // self.batch_size) for rows in chunks)
+        batches_per_chunk = [split_rows(rows, self.batch_size) for rows in chunks]
+        n_batches = sum(map(len, batches_per_chunk))
         with (
             self._batches(chunks, backbone) as batches,
             closing(_encoded(batches, runner, n_batches)) as encoded,
         ):
-            for rows in chunks:
-                n_batches = -(-len(rows) // self.batch_size)
-                yield self._collect(rows, islice(encoded, n_batches), recipe, runner)
+            for rows, parts in zip(chunks, batches_per_chunk, strict=True):
+                yield self._collect(rows, islice(encoded, len(parts)), recipe, runner)
 
     def _collect(
         self,
@@ -579,7 +635,24 @@ class _Encoding:
         recipe: FeatureRecipe,
         runner: Runner,
     ) -> Chunk:
-        """Put the batches of a chunk together."""
+        """Put the batches of a chunk together.
+
+        Parameters
+        ----------
+        rows : range
+            Indices of the items of the chunk.
+        encoded : iterator of (LoadedBatch, ndarray)
+            The batches of this chunk, with features in the order of their rows.
+        recipe : FeatureRecipe
+            Blocks of the features.
+        runner : Runner
+            It knows the precision once a batch was run.
+
+        Raises
+        ------
+        ImageError
+            If an image could not be read and none may be left out.
+        """
         features = np.empty((len(rows), recipe.n_features), dtype=np.float32)
         failures: list[Failure] = []
         for loaded, values in encoded:
@@ -594,59 +667,98 @@ class _Encoding:
         self.precision = runner.precision
         return Chunk(
             recipe.blocks,
-            runner.precision or "float32",
+            runner.precision or "float32",  # None if no image could be read
             tuple(failures),
             dict(zip(recipe.blocks, blocks, strict=True)),
             computed=len(rows),
         )
 
-    @contextmanager
     def _batches(
         self, chunks: list[range], backbone: Backbone
-    ) -> Iterator[Iterator[LoadedBatch]]:
-        """Yield an iterator over the batches of some chunks."""
-        items = self.items
+    ) -> AbstractContextManager[Iterator[LoadedBatch]]:
+        """Return a context manager that gives an iterator over batches.
+
+        No batch has items of two chunks. The context ends the worker processes.
+
+        Parameters
+        ----------
+        chunks : list of range
+            Indices of the items of each chunk.
+        backbone : Backbone
+            Its transform and device decide how images are prepared.
+
+        Raises
+        ------
+        InputError
+            If the items are images and the backbone has no transform.
+        """
+        if self.items.kind == "text":
+            return nullcontext(text_batches(self.items, chunks, self.batch_size))
         transform = backbone.transform
         device = backbone.device
-        if items.kind == "text":
-            yield text_batches(items, chunks, self.batch_size)
-            return
         if transform is None:
             raise InputError(
                 "backbone must have a transform to take images, got None from "
-                f"{self.backbone.spec.name}"
+                f"{backbone.spec.name}"
             )
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         image_bytes = _CUSTOM_IMAGE_BYTES
         if isinstance(transform, Preprocessing):
             image_bytes = 3 * math.prod(transform.size)
-            if device.type == "cuda" and can_prepare(transform):
-                image_bytes = max(image_bytes, MAX_IMAGE_BYTES)
-                workers = self._choose_workers(rows, device, image_bytes)
-                if getattr(items, "pixels", None) is not None:
-                    workers = 0  # there is nothing to decode
-                raw = RawReader(items, transform, pinned=workers == 0)
-                with (
-                    loaded_batches(raw, rows, workers=workers, device=device) as images,
-                    closing(GpuPreparation(transform, device)(images)) as prepared,
-                ):
-                    yield prepared
-                return
+            if device.type == "cuda":
+                from evergrow.features.gpu_images import can_prepare
+
+                if can_prepare(transform):
+                    return self._gpu_batches(rows, transform, device)
+        return loaded_batches(
+            ImageReader(self.items, transform),
+            rows,
+            workers=self._choose_workers(rows, device, image_bytes),
+            device=device,
+        )
+
+    @contextmanager
+    def _gpu_batches(
+        self, rows: list[range], transform: Preprocessing, device: torch.device
+    ) -> Iterator[Iterator[LoadedBatch]]:
+        """Yield an iterator over batches that the GPU resizes and crops.
+
+        Workers decode the images only. `rows` are the indices of each batch.
+        """
+        from evergrow.features.gpu_images import (
+            MAX_IMAGE_BYTES,
+            GpuPreparation,
+            RawReader,
+        )
+
+        image_bytes = max(3 * math.prod(transform.size), MAX_IMAGE_BYTES)
         workers = self._choose_workers(rows, device, image_bytes)
-        reader = ImageReader(items, transform)
-        with loaded_batches(reader, rows, workers=workers, device=device) as batches:
-            yield batches
+        if getattr(self.items, "pixels", None) is not None:
+            workers = 0  # there is nothing to decode
+        raw = RawReader(self.items, transform, pinned=workers == 0)
+        with (
+            loaded_batches(raw, rows, workers=workers, device=device) as images,
+            closing(GpuPreparation(transform, device)(images)) as prepared,
+        ):
+            yield prepared
 
     def _choose_workers(
         self, batches: Sequence[range], device: torch.device, image_bytes: int
     ) -> int:
+        """Return the number of workers for batches of images, each of `image_bytes`."""
         return choose_workers(
             self.config.workers, len(batches), device, self.batch_size * image_bytes
         )
 
 
 def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
-    """Store a chunk, unless failures may be temporary. Return False if that fails."""
+    """Store a chunk, unless failures may be temporary.
+
+    Returns
+    -------
+    bool
+        False if it cannot be written. A warning says why.
+    """
     if any(failure.temporary for failure in chunk.failures):
         return True
     try:
@@ -658,9 +770,9 @@ def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
 
 
 def _encoded(
-    batches: Iterator[LoadedBatch], runner: Runner, n_batches: int = 1
+    batches: Iterator[LoadedBatch], runner: Runner, n_batches: int
 ) -> Generator[tuple[LoadedBatch, NDArray[np.float32]], None, None]:
-    """Yield every batch with its features.
+    """Yield every batch with its features, in order.
 
     A GPU is given some batches in advance. A CPU runs several batches of images at
     once, each on its own threads: the threads of one batch wait for each other after
@@ -669,9 +781,9 @@ def _encoded(
     device = runner.backbone.device
     calls = (partial(_start, runner, batch) for batch in batches)
     with ExitStack() as stack:
-        n_at_once = min(torch.get_num_threads(), n_batches, MAX_CPU_BATCHES)
+        n_at_once = min(torch.get_num_threads(), n_batches, _CPU_BATCHES)
         if device.type == "cuda":
-            started = run_ahead(calls, _BATCHES_AHEAD, _network_thread(device))
+            started = run_ahead(calls, _GPU_BATCHES_AHEAD, _network_thread(device))
         elif n_at_once > 1 and isinstance(runner.backbone, ImageBackbone):
             n_threads = torch.get_num_threads() // n_at_once
             pool = ThreadPoolExecutor(
@@ -688,6 +800,7 @@ def _encoded(
 def _start(
     runner: Runner, batch: LoadedBatch
 ) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
+    """Start a batch. Return it with the function that waits for its features."""
     return batch, runner.start(batch.batch)
 
 
@@ -701,7 +814,7 @@ def _network_thread(device: torch.device) -> ThreadPoolExecutor:
 
 
 def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
-    """Warn about failures, or raise if every item failed."""
+    """Warn about failures, or raise :class:`ImageError` if every item failed."""
     if not failures:
         return
     names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
@@ -719,6 +832,7 @@ def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
 
 
 def _warn_unused(error: Exception) -> None:
+    """Warn that the cache is not used because of an error."""
     warnings.warn(
         "The feature cache cannot be used, features are kept in memory only: "
         f"{error}. Set EVERGROW_CACHE to a folder with room, or do without by "

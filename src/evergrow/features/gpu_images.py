@@ -90,9 +90,14 @@ class RawReader(ImageReader):
     def load(
         self, source: Any, name: str | None = None
     ) -> tuple[NDArray[np.uint8], tuple[int, int] | None]:
-        """Return the pixels of an image and its shape.
+        """Decode an image. Prepare it with Pillow if the GPU cannot.
 
-        An image that the GPU cannot prepare gives the pixels of its views, and None.
+        Returns
+        -------
+        pixels : ndarray of uint8
+            Pixels of the image, or of its views if they are prepared, as a vector.
+        shape : tuple of int or None
+            Height and width of the image. None if its views are prepared.
         """
         if _is_rgb_array(source):
             image = source
@@ -109,7 +114,7 @@ class RawReader(ImageReader):
         return views.permute(1, 2, 0).reshape(-1).numpy(), None
 
     def __getitems__(self, rows: Sequence[int]) -> RawBatch:
-        """Return a batch."""
+        """Return the images `rows` as a :class:`RawBatch`, sorted by shape."""
         read, loaded, failures = self.read(rows)
         shapes = [shape for _, shape in loaded]
         order = sorted(range(len(read)), key=lambda index: shapes[index] or (0, 0))
@@ -128,6 +133,7 @@ class RawReader(ImageReader):
 
 
 def _is_rgb_array(source: Any) -> bool:
+    """Return whether an image is decoded already: an array (height, width, 3)."""
     return (
         isinstance(source, np.ndarray)
         and source.dtype == np.uint8
@@ -138,7 +144,7 @@ def _is_rgb_array(source: Any) -> bool:
 
 @lru_cache
 def _image_stream(device: torch.device) -> Any:
-    """Return the stream that prepares images.
+    """Return the CUDA stream that prepares images.
 
     It is kept, since the allocator reuses memory only within a stream.
     """
@@ -213,6 +219,7 @@ class GpuPreparation:
         loaded.batch.record_stream(stream)
 
     def _prepare(self, batch: RawBatch) -> LoadedBatch:
+        """Send a batch to the device, and resize images of the same shape together."""
         rows = np.array(batch.rows, dtype=np.int64)
         if not batch.rows:
             return LoadedBatch(rows, None, batch.failures)
@@ -237,7 +244,7 @@ class GpuPreparation:
         return LoadedBatch(rows, out.permute(0, 3, 1, 2), batch.failures)
 
     def _fill_views(self, out: Tensor, images: Tensor) -> None:
-        """Write all views of images of one shape."""
+        """Write all views of images (n, h, w, 3) to `out` (n, height, width, 3)."""
         for start in range(0, len(images), _RESIZED_AT_ONCE):
             rows = slice(start, start + _RESIZED_AT_ONCE)
             for view, columns in self._preprocessing.cuts():
@@ -258,7 +265,10 @@ class GpuPreparation:
             return self._resize_columns(self._resize_rows(images, across), down)
 
     def _resize_rows(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Resize images (n, h, w, 3) to bytes (n, 3, h, width)."""
+        """Resize the rows of images (n, h, w, 3). Return uint8 (n, 3, h, width).
+
+        `weights` (2, width, w) are those of :func:`resize_weights`.
+        """
         planes = images.permute(0, 3, 1, 2).to(
             weights.dtype, memory_format=torch.contiguous_format
         )
@@ -269,7 +279,11 @@ class GpuPreparation:
         return _round_sums(lower, upper).to(torch.uint8).view(*planes.shape[:3], -1)
 
     def _resize_columns(self, planes: Tensor, weights: Tensor) -> Tensor:
-        """Resize bytes (n, 3, h, width) to (n, height, width, 3)."""
+        """Resize the columns of uint8 (n, 3, h, width) to (n, height, width, 3).
+
+        `weights` (2, height, h) are those of :func:`resize_weights`. The result has
+        fractions as in :func:`_round_sums`.
+        """
         n, channels, _, width = planes.shape
         columns = planes.permute(0, 2, 3, 1).to(
             weights.dtype, memory_format=torch.contiguous_format
@@ -284,7 +298,7 @@ class GpuPreparation:
 
 
 def _cached_weights(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
-    """Return :func:`resize_weights` on a device, with a cache."""
+    """Return a function like :func:`resize_weights` that caches results on a device."""
 
     @lru_cache(64)
     def weights(*arguments: Any) -> Tensor:
@@ -339,6 +353,10 @@ def _filter_values(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _round_sums(lower: Tensor, upper: Tensor) -> Tensor:
-    """Add weighted sums of both parts, rounded as Pillow does, plus a fraction."""
+    """Combine the sums of the lower and the upper parts of weights, in place.
+
+    The result is a pixel as Pillow rounds it, in 0..255, plus a fraction below 1 that
+    the conversion to uint8 drops.
+    """
     total = upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER_BITS - _BITS))
     return total.add_(0.5).clamp_(0, 255)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import re
 import struct
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from evergrow.core.errors import ImageError
-from evergrow.data.image_suffixes import has_plugin
+from evergrow.data.items import has_plugin
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,7 +32,7 @@ One pass is one scan of a JPEG, about 3 ns per pixel. A progressive photograph h
 scans.
 """
 
-# Names by Pillow's names. Opening a JPEG of several images (MPO) is part of "JPEG".
+# Names for people by Pillow's names. JPEG includes MPO, which holds several images.
 _PILLOW_FORMATS = {
     "JPEG": "JPEG",
     "PNG": "PNG",
@@ -43,6 +45,7 @@ _PILLOW_FORMATS = {
 _HEIF = "HEIF"
 
 _PREFIX = 64  # bytes at the start of a file that tell its format
+# Starts of files of other formats, which are named in errors.
 _FOREIGN = (
     (re.compile(rb"%!PS|\xc5\xd0\xd3\xc6"), "an EPS"),
     (re.compile(rb"%PDF"), "a PDF"),
@@ -61,7 +64,8 @@ _FOREIGN = (
     (re.compile(rb"\xd7\xcd\xc6\x9a|\x01\0\0\0.{36} EMF", re.DOTALL), "a WMF or EMF"),
 )
 
-# Units of work. One unit is one pixel in one scan of a JPEG (about 3 ns).
+# Units of work. One unit is one pixel in one scan of a JPEG (about 3 ns). Formats that
+# are missing here take one unit per pixel, and none per byte.
 _UNITS_PER_BYTE = {"JPEG": 8, "MPO": 8, "PNG": 8, "WEBP": 24, "GIF": 8, "HEIF": 24}
 _UNITS_PER_PIXEL = {"PNG": 2, "WEBP": 4, "GIF": 2, "HEIF": 2}
 # Decoders that Pillow has written in Python, for 8 and 16 bits.
@@ -71,12 +75,14 @@ _DEEP_UNITS_IN_PYTHON = 1200
 _MAX_JPEG_SEGMENTS = 2000  # before the first scan
 _MAX_JPEG_PADDING = 65_536  # bytes outside of segments before the first scan
 _MAX_PNG_ANCILLARY = 1000
+_GIF_HEADER = 13  # bytes
 _MAX_GIF_BLOCKS = 20_000  # before the first frame
 _MAX_TIFF_ENTRIES = 4096
 _MAX_TIFF_VALUES = 200_000  # of an entry: a palette has 196,608
 _MAX_HEIF_META = 4 * 2**20  # bytes
 _MAX_HEIF_BOXES = 20_000
-_TIFF_BYTE_TYPES = (1, 2, 6, 7)
+_BIG_TIFF = 43  # version with numbers of 8 bytes
+_TIFF_BYTE_TYPES = (1, 2, 6, 7)  # types of values that are read as bytes at once
 _TIFF_JPEG = 7
 _TIFF_COMPRESSIONS = {
     1: "none",
@@ -114,7 +120,7 @@ def read_formats() -> list[str]:
 
 
 def open_image(file: BinaryIO, name: str) -> Image:
-    """Open an image without decoding it.
+    """Open an image without decoding it. The file stays open.
 
     Only the formats of :func:`read_formats` are tried. No other decoder of Pillow, and
     no program that one of them would start, sees the file.
@@ -149,7 +155,7 @@ def open_image(file: BinaryIO, name: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     prefix = _read_at(file, 0, _PREFIX)
-    check_structure(file)
+    _check_structure(file, prefix)
     file.seek(0)
     try:
         return Image.open(file, formats=_prepare_pillow())
@@ -168,7 +174,11 @@ def open_image(file: BinaryIO, name: str) -> Image:
 
 @cache
 def _prepare_pillow() -> tuple[str, ...]:
-    """Register the HEIC plugin if it is installed; return the formats to try."""
+    """Return the formats to try, by Pillow's names.
+
+    The first call registers the HEIC plugin, if it is installed, and silences Pillow's
+    warnings in this process.
+    """
     from PIL import Image
 
     # Refusing is up to the checks here. Pillow warns once per damaged tag, which would
@@ -181,26 +191,19 @@ def _prepare_pillow() -> tuple[str, ...]:
     return (*_PILLOW_FORMATS, _HEIF)
 
 
-def check_structure(file: BinaryIO) -> None:
+def _check_structure(file: BinaryIO, prefix: bytes) -> None:
     """Refuse a file whose header takes long to parse.
+
+    Raises :class:`ImageError` if it has more segments, chunks, blocks or tags than an
+    image needs. Files of other formats than JPEG, PNG, GIF and TIFF are not checked.
 
     Parameters
     ----------
     file : binary file
-        An image file, or anything else.
-
-    Raises
-    ------
-    ImageError
-        If it has more segments, chunks, blocks or tags than an image needs.
-
-    Examples
-    --------
-    >>> import io
-    >>> from evergrow.features.image_formats import check_structure
-    >>> check_structure(io.BytesIO(b"GIF89a"))
+        An image file, or anything else. Its position changes.
+    prefix : bytes
+        Start of the file.
     """
-    prefix = _read_at(file, 0, _PREFIX)
     if prefix.startswith(b"\xff\xd8"):
         file.seek(0)
         _read_jpeg_header(file.read())
@@ -218,7 +221,11 @@ def _read_at(file: BinaryIO, position: int, size: int) -> bytes:
 
 
 def _read_jpeg_header(data: bytes) -> tuple[int, int]:
-    """Return the pixels of the frame and the position of the first scan."""
+    """Return the pixels of the largest frame and the position of the first scan.
+
+    The position is the end of the data if there is no scan. Raises
+    :class:`ImageError` if the header has too many segments or too much padding.
+    """
     position = 2
     segments = 0
     padding = 0
@@ -256,6 +263,10 @@ def _read_jpeg_header(data: bytes) -> tuple[int, int]:
 
 
 def _check_png(file: BinaryIO) -> None:
+    """Raise :class:`ImageError` for too many chunks, or two colour profiles.
+
+    Pillow reads all of them when it opens a file.
+    """
     size = file.seek(0, io.SEEK_END)
     position = 8
     chunks = 0
@@ -268,9 +279,8 @@ def _check_png(file: BinaryIO) -> None:
             ancillary += 1
         if kind == b"iCCP":
             profiles += 1
-        if chunks > _MAX_PNG_ANCILLARY + size // 1000 or (
-            ancillary > _MAX_PNG_ANCILLARY
-        ):
+        most_chunks = _MAX_PNG_ANCILLARY + size // 1000
+        if chunks > most_chunks or ancillary > _MAX_PNG_ANCILLARY:
             raise ImageError(
                 f"a PNG file must have at most {_MAX_PNG_ANCILLARY:,} chunks beside "
                 "its pixels, and those of a thousand bytes"
@@ -283,18 +293,18 @@ def _check_png(file: BinaryIO) -> None:
 
 
 def _check_gif(file: BinaryIO) -> None:
-    """Count the blocks of extensions before the first frame."""
-    head = _read_at(file, 0, 13)
-    if len(head) < 13:
+    """Raise :class:`ImageError` for too many blocks before the first frame."""
+    head = _read_at(file, 0, _GIF_HEADER)
+    if len(head) < _GIF_HEADER:
         return
-    has_palette = head[10] & 0x80
-    position = 13
-    if has_palette:
-        position += 3 << (head[10] & 7) + 1
+    flags = head[10]
+    position = _GIF_HEADER
+    if flags & 0x80:  # a palette of 3 bytes for each colour follows
+        position += 3 << (flags & 7) + 1
     file.seek(position)
     blocks = 0
     while file.read(1) == b"!":
-        file.read(1)
+        file.read(1)  # the type of the extension
         while size := file.read(1):
             blocks += 1
             if blocks > _MAX_GIF_BLOCKS:
@@ -308,17 +318,24 @@ def _check_gif(file: BinaryIO) -> None:
 
 
 def _check_tiff(file: BinaryIO) -> None:
-    """Check the size of the first directory and of the lists in it."""
+    """Raise :class:`ImageError` for too many tags, or a tag with too many values.
+
+    Only the first directory is checked, which Pillow reads when it opens a file.
+    Damaged directories are left to Pillow.
+    """
     head = _read_at(file, 0, 16)
     order = "<" if head.startswith(b"II") else ">"
     try:
         (version,) = struct.unpack_from(f"{order}H", head, 2)
-        is_big = version == 43
-        (start,) = struct.unpack_from(
-            f"{order}Q" if is_big else f"{order}I", head, 8 if is_big else 4
-        )
-        count_format = f"{order}Q" if is_big else f"{order}H"
-        entry_format = f"{order}HHQ8x" if is_big else f"{order}HHI4x"
+        # A tag has its number, the type and the number of its values, and the values.
+        if version == _BIG_TIFF:
+            (start,) = struct.unpack_from(f"{order}Q", head, 8)
+            count_format = f"{order}Q"
+            entry_format = f"{order}HHQ8x"
+        else:
+            (start,) = struct.unpack_from(f"{order}I", head, 4)
+            count_format = f"{order}H"
+            entry_format = f"{order}HHI4x"
         count_size = struct.calcsize(count_format)
         (entries,) = struct.unpack(count_format, _read_at(file, start, count_size))
     except (struct.error, OverflowError, ValueError, OSError):
@@ -401,7 +418,7 @@ def decoding_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
 
 
 def _jpeg_work(data: bytes, pixels: int, most: int) -> int:
-    """Return scans times pixels.
+    """Return the number of scans times pixels. Above `most`, it is a lower bound.
 
     Every scan begins with a marker, so that counting its two bytes gives an upper
     bound. The segments are walked only if that bound is too high, since thumbnails
@@ -416,7 +433,10 @@ def _jpeg_work(data: bytes, pixels: int, most: int) -> int:
 
 
 def _count_scans(data: bytes, position: int, most: int) -> int:
-    """Count the scans of a JPEG up to its end, and stop counting after ``most``."""
+    """Count the scans of a JPEG from `position` to its end marker.
+
+    Counting stops at ``most + 1``.
+    """
     scans = 0
     while found := _MARKER_IN_SCAN.search(data, position):
         position = found.start()
@@ -436,15 +456,86 @@ def _count_scans(data: bytes, position: int, most: int) -> int:
 
 @dataclass
 class _HeifItems:
-    """Images in a HEIC file, according to its metadata."""
+    """Images in a HEIC file, according to its metadata.
 
-    sizes: list[int] = field(default_factory=list)  # pixels by property, others 0
-    properties: dict[int, list[int]] = field(default_factory=dict)  # by item
-    parts: dict[int, list[int]] = field(default_factory=dict)  # by derived item
-    boxes: int = 0
+    Parameters
+    ----------
+    sizes : list of int
+        Pixels of each property, 0 for a property that is not a size.
+    properties : dict of int to list of int
+        Properties of each item, counted from 1.
+    parts : dict of int to list of int
+        Items that a derived item, such as a grid of tiles, is made of.
+    n_boxes : int
+        Number of boxes read so far.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    properties: dict[int, list[int]] = field(default_factory=dict)
+    parts: dict[int, list[int]] = field(default_factory=dict)
+    n_boxes: int = 0
+
+    def boxes(self, data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield the kind and the content of each box, and count it."""
+        position = 0
+        while position + 8 <= len(data):
+            self.n_boxes += 1
+            if self.n_boxes > _MAX_HEIF_BOXES:
+                raise ImageError(
+                    f"a HEIC file must have at most {_MAX_HEIF_BOXES:,} boxes of "
+                    "metadata"
+                )
+            length, kind, start = _heif_box(data[position:], len(data) - position)
+            if length < start:
+                raise ImageError("the metadata of the HEIC file is damaged")
+            yield kind, data[position + start : position + length]
+            position += length
+
+    def read(self, data: memoryview) -> None:
+        """Read the boxes of a ``meta`` box, or of a box in it, into this record."""
+        for kind, body in self.boxes(data):
+            if kind == b"iprp":
+                self.read(body)
+            elif kind == b"ipco":
+                self.sizes = [_heif_size(*box) for box in self.boxes(body)]
+            elif kind == b"ipma":
+                self._read_associations(body)
+            elif kind == b"iref":
+                self._read_references(body)
+
+    def _read_associations(self, data: memoryview) -> None:
+        """Read the box ``ipma``: which properties an item has."""
+        version = data[0]
+        is_wide = data[3] & 1
+        (entries,) = struct.unpack_from(">I", data, 4)
+        position = 8
+        for _ in range(entries):
+            item_format = ">I" if version else ">H"
+            (item,) = struct.unpack_from(item_format, data, position)
+            position += struct.calcsize(item_format)
+            (count,) = struct.unpack_from(">B", data, position)
+            index_format = f">{count}{'H' if is_wide else 'B'}"
+            indices = struct.unpack_from(index_format, data, position + 1)
+            position += 1 + struct.calcsize(index_format)
+            without_flag = 0x7FFF if is_wide else 0x7F
+            properties = self.properties.setdefault(item, [])
+            properties.extend(index & without_flag for index in indices)
+
+    def _read_references(self, data: memoryview) -> None:
+        """Read the box ``iref``: which items a derived item is made of."""
+        number = "I" if data[0] == 1 else "H"
+        for kind, body in self.boxes(data[4:]):
+            if kind == b"dimg":
+                item, count = struct.unpack_from(f">{number}H", body)
+                start = struct.calcsize(f">{number}H")
+                parts = struct.unpack_from(f">{count}{number}", body, start)
+                self.parts.setdefault(item, []).extend(parts)
 
     def pixels(self, item: int, known: dict[int, int]) -> int:
-        """Return the pixels that are decoded for an item: all tiles of a grid."""
+        """Return the pixels that are decoded for an item: all tiles of a grid.
+
+        `known` holds the results of other items, and gets the result.
+        """
         if item in known:
             return known[item]
         known[item] = 0  # an item that is part of itself is refused by the decoder
@@ -460,6 +551,27 @@ class _HeifItems:
         return total
 
 
+def _heif_box(data: bytes | memoryview, available: int) -> tuple[int, bytes, int]:
+    """Return length and kind of the box at the start, and where its content begins.
+
+    `available` is the number of bytes up to the end, to which a box without a length
+    extends.
+    """
+    length, kind = struct.unpack_from(">I4s", data)
+    if length == 1:
+        (length,) = struct.unpack_from(">Q", data, 8)
+        return length, kind, 16
+    return length or available, kind, 8
+
+
+def _heif_size(kind: bytes, body: memoryview) -> int:
+    """Return the pixels of a property, 0 if it is not a size."""
+    if kind != b"ispe":
+        return 0
+    width, height = struct.unpack_from(">II", body, 4)
+    return int(width * height)
+
+
 def _heif_pixels(file: BinaryIO, size: int) -> int:
     """Return the largest number of pixels that are decoded for an image.
 
@@ -470,13 +582,7 @@ def _heif_pixels(file: BinaryIO, size: int) -> int:
     try:
         while position + 8 <= size:
             head = _read_at(file, position, 16)
-            length, kind = struct.unpack_from(">I4s", head)
-            start = 8
-            if length == 1:
-                (length,) = struct.unpack_from(">Q", head, 8)
-                start = 16
-            if length == 0:
-                length = size - position
+            length, kind, start = _heif_box(head, size - position)
             if kind == b"meta":
                 if length > _MAX_HEIF_META:
                     raise ImageError(
@@ -484,7 +590,7 @@ def _heif_pixels(file: BinaryIO, size: int) -> int:
                         f"{_MAX_HEIF_META:,} bytes, got {length:,}"
                     )
                 body = _read_at(file, position + start + 4, length - start - 4)
-                _read_heif_boxes(memoryview(body), items)
+                items.read(memoryview(body))
             if length < 8:
                 break
             position += length
@@ -494,107 +600,34 @@ def _heif_pixels(file: BinaryIO, size: int) -> int:
         raise ImageError("the metadata of the HEIC file is damaged") from error
 
 
-def _read_heif_boxes(data: memoryview, items: _HeifItems) -> None:
-    """Collect sizes of images, and which images are made of which others."""
-    position = 0
-    while position + 8 <= len(data):
-        items.boxes += 1
-        if items.boxes > _MAX_HEIF_BOXES:
-            raise ImageError(
-                f"a HEIC file must have at most {_MAX_HEIF_BOXES:,} boxes of metadata"
-            )
-        length, kind = struct.unpack_from(">I4s", data, position)
-        start = 8
-        if length == 1:
-            (length,) = struct.unpack_from(">Q", data, position + 8)
-            start = 16
-        if length == 0:
-            length = len(data) - position
-        if length < start:
-            raise ImageError("the metadata of the HEIC file is damaged")
-        body = data[position + start : position + length]
-        if kind == b"iprp":
-            _read_heif_boxes(body, items)
-        elif kind == b"ipco":
-            items.sizes = _heif_sizes(body)
-        elif kind == b"ipma":
-            _read_heif_associations(body, items)
-        elif kind == b"iref":
-            _read_heif_references(body, items)
-        position += length
-
-
-def _heif_sizes(data: memoryview) -> list[int]:
-    """Return the pixels of each property, 0 for one that is not a size."""
-    sizes = []
-    position = 0
-    while position + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        pixels = 0
-        if kind == b"ispe":
-            width, height = struct.unpack_from(">II", data, position + 12)
-            pixels = width * height
-        sizes.append(pixels)
-        position += max(8, length)
-    return sizes
-
-
-def _read_heif_associations(data: memoryview, items: _HeifItems) -> None:
-    version = data[0]
-    is_wide = data[3] & 1
-    (entries,) = struct.unpack_from(">I", data, 4)
-    position = 8
-    for _ in range(entries):
-        item_format = ">I" if version else ">H"
-        (item,) = struct.unpack_from(item_format, data, position)
-        position += struct.calcsize(item_format)
-        (count,) = struct.unpack_from(">B", data, position)
-        index_format = f">{count}{'H' if is_wide else 'B'}"
-        indices = struct.unpack_from(index_format, data, position + 1)
-        position += 1 + struct.calcsize(index_format)
-        without_flag = 0x7FFF if is_wide else 0x7F
-        properties = items.properties.setdefault(item, [])
-        properties.extend(index & without_flag for index in indices)
-
-
-def _read_heif_references(data: memoryview, items: _HeifItems) -> None:
-    number = "I" if data[0] == 1 else "H"
-    position = 4
-    while position + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        if kind == b"dimg":
-            item, count = struct.unpack_from(f">{number}H", data, position + 8)
-            start = position + 8 + struct.calcsize(f">{number}H")
-            parts = struct.unpack_from(f">{count}{number}", data, start)
-            items.parts.setdefault(item, []).extend(parts)
-        position += max(8, length)
-
-
 def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
-    """Return the work beyond one pass; check compression, tiles and depth."""
+    """Return the work beyond one pass.
+
+    Raises :class:`ImageError` if the compression is unknown, or if whole tiles or their
+    bytes exceed the limits.
+    """
+    from PIL import TiffImagePlugin
+
     tags = image.tag_v2  # type: ignore[attr-defined]
-    compression = tags.get(259, 1)
+    compression = tags.get(TiffImagePlugin.COMPRESSION, 1)
     if compression not in _TIFF_COMPRESSIONS:
         raise ImageError(
             f"a TIFF file must be compressed with one of "
             f"{', '.join(dict.fromkeys(_TIFF_COMPRESSIONS.values()))}, got compression "
             f"{compression}"
         )
-    width = image.width
-    height = image.height
-    if 322 in tags or 323 in tags:
-        tile_width = max(1, int(tags.get(322, width)))
-        tile_height = max(1, int(tags.get(323, height)))
-        width = -(-width // tile_width) * tile_width
-        height = -(-height // tile_height) * tile_height
+    tile_width = max(1, int(tags.get(TiffImagePlugin.TILEWIDTH, image.width)))
+    tile_height = max(1, int(tags.get(TiffImagePlugin.TILELENGTH, image.height)))
+    width = math.ceil(image.width / tile_width) * tile_width
+    height = math.ceil(image.height / tile_height) * tile_height
     pixels = width * height
     if pixels > max_pixels:
         raise ImageError(
             f"image must have at most {max_pixels:,} pixels in whole tiles, got "
             f"{width} x {height} = {pixels:,}; make it smaller"
         )
-    bits = int(max(tags.get(258, (1,))))
-    decoded = pixels * bits * int(tags.get(277, 1)) // 8
+    bits = int(max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,))))
+    decoded = pixels * bits * int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)) // 8
     if decoded > max_pixels * _BYTES_PER_PIXEL:
         raise ImageError(
             f"image must have at most {max_pixels * _BYTES_PER_PIXEL:,} bytes when "
@@ -606,9 +639,23 @@ def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
 
 
 def _tiff_jpeg_work(tags: Any, file: BinaryIO, pixels: int) -> int:
-    """Return scans times pixels over all strips or tiles."""
-    offsets: tuple[int, ...] = tags.get(324) or tags.get(273) or ()
-    sizes: tuple[int, ...] = tags.get(325) or tags.get(279) or ()
+    """Return the number of scans times pixels, summed over all strips or tiles.
+
+    `tags` are Pillow's tags by number, `pixels` the pixels of whole tiles. Raises
+    :class:`ImageError` if strips overlap, which would multiply the work.
+    """
+    from PIL import TiffImagePlugin
+
+    offsets = (
+        tags.get(TiffImagePlugin.TILEOFFSETS)
+        or tags.get(TiffImagePlugin.STRIPOFFSETS)
+        or ()
+    )
+    sizes = (
+        tags.get(TiffImagePlugin.TILEBYTECOUNTS)
+        or tags.get(TiffImagePlugin.STRIPBYTECOUNTS)
+        or ()
+    )
     size = file.seek(0, io.SEEK_END)
     if len(sizes) != len(offsets):
         return _read_at(file, 0, size).count(_START_OF_SCAN) * pixels
@@ -627,10 +674,8 @@ def _tiff_jpeg_work(tags: Any, file: BinaryIO, pixels: int) -> int:
 def _units_per_pixel(image: Image) -> int:
     """Return the work per pixel of a PPM or BMP: Pillow decodes some in Python."""
     tile = image.tile[0]  # type: ignore[attr-defined]
-    decoder = tile[0]
-    options = tile[3]
-    if decoder == "raw":
+    if tile.codec_name == "raw":
         return 1
-    if decoder == "ppm" and options[1] > 255:
+    if tile.codec_name == "ppm" and tile.args[1] > 255:  # the largest grey level
         return _DEEP_UNITS_IN_PYTHON
     return _UNITS_IN_PYTHON

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError
-from evergrow.data.image_suffixes import has_plugin, plugin_of, unread_format
-from evergrow.data.items import Items
+from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
 from evergrow.features.image_formats import decoding_work, open_image
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 
 _QUICK_WORK = 60_000_000  # units of decoding_work: about a quarter of a second
 _BAND = 2**20  # pixels that are scaled at a time
-_ORIENTATION = 0x0112  # tag of EXIF data
 _TURNS = {  # names of PIL.Image.Transpose by orientation
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -42,7 +40,7 @@ _TURNS = {  # names of PIL.Image.Transpose by orientation
     8: "ROTATE_90",
 }
 
-_SAMPLED_SIZES = 64  # images that `median_side` looks at
+_SAMPLED_SIZES = 64  # images that median_side looks at
 
 
 def decode_image(
@@ -108,7 +106,7 @@ def decode_image(
         )
     if plugin_of(name) == "raw" and has_plugin("raw"):
         return _from_raw(opened, name, max_pixels)
-    with _readable(name), _opened(opened) as file, open_image(file, name) as image:
+    with _readable(name), _open(opened) as file, open_image(file, name) as image:
         _check_size(*image.size, max_pixels)
         decoding_work(image, file, max_pixels)
         image.load()
@@ -150,20 +148,18 @@ def is_quick_to_decode(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> 
         return True
 
 
-@contextmanager
-def _opened(source: Path | io.BytesIO) -> Iterator[BinaryIO]:
-    """Open a path, and close it at the end. A file object is yielded unchanged."""
+def _open(source: Path | io.BytesIO) -> BinaryIO:
+    """Open a path. A file in memory is returned as it is."""
     if isinstance(source, Path):
-        with open(source, "rb") as file:
-            yield file
-    else:
-        yield source
+        return source.open("rb")
+    return source
 
 
 def median_side(items: Items) -> int | None:
-    """Return the median length of the shorter side of the first images.
+    """Return the median length in pixels of the shorter side of the first images.
 
-    Only headers are read. The result is None if no image can be read.
+    Only headers of at most 64 images are read. Unreadable images are left out. The
+    result is None if no image can be read.
 
     Examples
     --------
@@ -184,14 +180,17 @@ def median_side(items: Items) -> int | None:
 
 
 def _size_of(source: Any) -> tuple[int, int]:
-    """Return the width and height of a path, the bytes of a file or a PIL image."""
+    """Return the width and height of an image: a path, bytes of a file or a PIL image.
+
+    Raises any error of decoders if it cannot be read.
+    """
     if hasattr(source, "size"):
         return (source.width, source.height)
     if isinstance(source, (bytes, bytearray, memoryview)):
         opened: Path | io.BytesIO = io.BytesIO(source)
     else:
         opened = Path(source)
-    with _opened(opened) as file, open_image(file, "the image") as image:
+    with _open(opened) as file, open_image(file, "the image") as image:
         return image.size
 
 
@@ -213,6 +212,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def _reason(error: Exception, name: str) -> str:
+    """Return why a decoder failed, for a message that names the image."""
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
@@ -225,7 +225,7 @@ def _reason(error: Exception, name: str) -> str:
 
 
 def _from_raw(opened: Path | io.BytesIO, name: str, max_pixels: int) -> Image:
-    """Develop camera RAW with the white balance of the camera."""
+    """Develop camera RAW with the white balance of the camera, as an RGB image."""
     from PIL import Image
 
     rawpy = importlib.import_module("rawpy")
@@ -236,6 +236,7 @@ def _from_raw(opened: Path | io.BytesIO, name: str, max_pixels: int) -> Image:
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raise :class:`ImageError` if an image has no pixel or more than `max_pixels`."""
     if width < 1 or height < 1:
         raise ImageError(f"image must have at least one pixel, got {width} x {height}")
     if width * height > max_pixels:
@@ -246,11 +247,15 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _to_rgb(image: Image) -> Image:
-    """Convert an image to RGB, apply its EXIF orientation and drop its metadata."""
+    """Return an image in RGB, turned by its EXIF orientation, without metadata.
+
+    The given image does not change.
+    """
+    from PIL.ExifTags import Base
     from PIL.Image import Transpose
 
     try:
-        orientation = image.getexif().get(_ORIENTATION)
+        orientation = image.getexif().get(Base.Orientation)
     except Exception:  # the EXIF data are damaged, the pixels may be intact
         orientation = None
     converted = _converted(image)
@@ -263,7 +268,10 @@ def _to_rgb(image: Image) -> Image:
 
 
 def _converted(image: Image) -> Image:
-    """Convert an image to RGB as :func:`decode_image` documents it."""
+    """Convert an image to RGB as :func:`decode_image` documents it.
+
+    An image in RGB is returned as it is, not copied.
+    """
     if image.mode == "RGB":
         return image
     if image.mode.startswith(("I", "F")):
@@ -277,7 +285,9 @@ def _converted(image: Image) -> Image:
 def _scaled_to_bytes(image: Image) -> Image:
     """Scale grey levels of 16 bits, 32 bits or floating point to 0..255.
 
-    Bands of rows are scaled one after another to save memory.
+    Levels from 0 to 1 in floating point, and from 0 to 65535 in integers, are scaled by
+    that range. Others are scaled by their own. Bands of rows are scaled one after
+    another to save memory. Raises :class:`ImageError` if a level is not finite.
     """
     from PIL import Image
 
@@ -315,7 +325,10 @@ def _scaled_to_bytes(image: Image) -> Image:
 
 
 def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
-    """Convert pixels to an image."""
+    """Convert uint8 pixels to an RGB image, or raise :class:`ImageError`.
+
+    The shape is (height, width), or (height, width, channels) with 1, 3 or 4 channels.
+    """
     from PIL import Image
 
     channels = array.shape[2] if array.ndim == 3 else 1

@@ -26,6 +26,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lan
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_TIMM_CROP_FRACTION = 0.875  # of images that are resized to 256 for 224 pixels
+
 _MAX_STORED_SIDE = 4096
 """Largest side of images in a file: three times the input of any backbone."""
 
@@ -36,7 +38,10 @@ _RESIZED_LIMIT = 2**26
 @lru_cache(64)
 @torch.inference_mode(False)
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return a number per channel on a device. The copy is cached, since it blocks."""
+    """Return numbers per channel as a float32 tensor (3, 1, 1) on a device.
+
+    The copy is cached, since copying to a GPU waits for its queue.
+    """
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
 
 
@@ -121,9 +126,13 @@ class Preprocessing:
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> Self:
-        """Convert the result of ``timm.data.resolve_model_data_config(model)``."""
+        """Convert the result of ``timm.data.resolve_model_data_config(model)``.
+
+        It must have ``input_size``, ``mean`` and ``std``. ``crop_pct``, ``crop_mode``
+        and ``interpolation`` have timm's defaults.
+        """
         _, height, width = config["input_size"]
-        crop_fraction = config.get("crop_pct") or 0.875
+        crop_fraction = config.get("crop_pct") or _TIMM_CROP_FRACTION
         resize = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
         mode: Any = config.get("crop_mode") or "center"
         if mode not in get_args(CropMode):
@@ -195,7 +204,10 @@ class Preprocessing:
         return replace(self, size=(size, size), resize=(height, width))
 
     def cuts(self) -> list[tuple[Preprocessing, slice]]:
-        """Return the preprocessing and the columns of each view in the result."""
+        """Return the preprocessing of each view and its columns in the result.
+
+        There is a single view here; :class:`ViewStack` has several.
+        """
         return [(self, slice(0, self.size[1]))]
 
     def __call__(self, image: Image) -> Tensor:
@@ -209,7 +221,7 @@ class Preprocessing:
         return self.normalised(self.pixels(image).contiguous())
 
     def pixels(self, image: Image) -> Tensor:
-        """Resize and crop an image in RGB. Return its bytes (3, height, width).
+        """Resize and crop an image in RGB. Return its uint8 pixels (3, height, width).
 
         Workers send these, since they are a quarter of the size of the final tensor.
         :meth:`normalised` completes them on the backbone's device.
@@ -235,7 +247,11 @@ class Preprocessing:
     def _resize_crop(
         self, image: Image, height: int, width: int, resample: Any
     ) -> Image:
-        """Compute only the crop of a strip, whose resized image would be huge."""
+        """Resize only the part of an image that is cropped.
+
+        The whole resized image of height and width would be huge for a strip. Pixels
+        differ slightly from the result of resizing everything.
+        """
         across = image.width / width
         down = image.height / height
         left, top, right, bottom = self._crop_box(height, width)
@@ -243,7 +259,10 @@ class Preprocessing:
         return image.resize(self.size[::-1], resample, box=box)
 
     def _pad(self, image: Image) -> Image:
-        """Put an image in the centre of a background of at least the crop's size."""
+        """Put an image in the centre of a background of at least the crop's size.
+
+        The background has the mean colour in the mode ``"border"``, else it is black.
+        """
         from PIL import Image as PILImage
 
         fill: tuple[int, ...] = (0, 0, 0)
@@ -257,7 +276,7 @@ class Preprocessing:
         return background
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """Scale and normalise bytes (..., 3, height, width) to a float32 tensor.
+        """Scale and normalise uint8 pixels (..., 3, height, width) to float32.
 
         Examples
         --------
@@ -280,10 +299,22 @@ class Preprocessing:
     def window(
         self, height: int, width: int
     ) -> tuple[tuple[int, int], int, int] | None:
-        """Return the resized height and width, and the top and left of the crop.
+        """Return where the crop lies in the resized image, in pixels.
 
-        None if the image must be padded, or is a strip of which only the crop is
-        computed.
+        The result is None if the image must be padded, or is a strip of which only the
+        crop is computed.
+
+        Parameters
+        ----------
+        height, width : int
+            Size of the image.
+
+        Returns
+        -------
+        resized : tuple of int
+            Height and width of the resized image.
+        top, left : int
+            First row and column of the crop.
         """
         resized = self._resized_size(height, width)
         if (
@@ -296,7 +327,7 @@ class Preprocessing:
         return resized, top, left
 
     def _crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of the central crop."""
+        """Return left, top, right and bottom of the central crop of a resized image."""
         top = round((height - self.size[0]) / 2.0)
         left = round((width - self.size[1]) / 2.0)
         return left, top, left + self.size[1], top + self.size[0]
@@ -357,7 +388,10 @@ class ViewStack(Preprocessing):
     def window(
         self, height: int, width: int
     ) -> tuple[tuple[int, int], int, int] | None:
-        """Return the window of the first view, or None if a view has none."""
+        """Return the window of the first view, or None if any view has none.
+
+        None says that the image cannot be prepared by resizing and cropping alone.
+        """
         windows = [part.window(height, width) for part in self.parts]
         return None if None in windows else windows[0]
 
@@ -366,7 +400,9 @@ class ViewStack(Preprocessing):
 def stack_views(
     own: Preprocessing, views: tuple[tuple[int, int] | None, ...]
 ) -> Preprocessing:
-    """Return the preprocessing of some views, without repetitions.
+    """Return the preprocessing of some views, side by side and without repetitions.
+
+    One view gives its own preprocessing, several a :class:`ViewStack`.
 
     Parameters
     ----------
@@ -381,16 +417,11 @@ def stack_views(
     if len(parts) == 1:
         return parts[0]
     size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
-    shared = {
-        item.name: getattr(own, item.name)
-        for item in fields(own)
-        if item.name != "size"
-    }
-    return ViewStack(size, **shared, parts=tuple(parts))
+    return ViewStack(**{**vars(own), "size": size, "parts": tuple(parts)})
 
 
 def to_bytes(image: Image) -> Tensor:
-    """Return the bytes (3, height, width) of an image in RGB."""
+    """Return the uint8 pixels (3, height, width) of an image in RGB, as a copy."""
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
 
 
@@ -408,6 +439,7 @@ The pilot presets are those of published continual-learning results.
 
 
 def _square(own: Preprocessing, preset: str) -> int:
+    """Return the side of square images, or raise :class:`ParameterError`."""
     if own.size[0] != own.size[1]:
         raise ParameterError(
             "preset must be 'timm' for a model whose images are not square, got "

@@ -16,8 +16,9 @@ blocks of one network.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -51,7 +52,7 @@ Side = Literal["", "mirror", "flipped"]
 
 _DEPTH = re.compile(r"-[1-9][0-9]{0,3}")
 _VIEW = re.compile(r"([0-9]{1,9})(?:of([0-9]{1,9}))?")
-_MAX_BLOCKS = 256
+_MAX_BLOCKS = 256  # far more than a network has; limits the work for a bad file
 _MAX_PIXELS = 4096  # per side of a view
 _SAME_DIRECTION = 1e-5  # largest distance of unit vectors of two equal blocks
 
@@ -64,7 +65,13 @@ class View(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a text such as ``"320"`` or ``"64of72"``."""
+        """Parse a text such as ``"320"`` or ``"64of72"``.
+
+        Raises
+        ------
+        ParameterError
+            If it is not a view, or a number is not within 1 and 4096.
+        """
         match = _VIEW.fullmatch(text)
         numbers = [int(part) for part in match.groups() if part] if match else []
         if not numbers or not all(1 <= number <= _MAX_PIXELS for number in numbers):
@@ -120,7 +127,13 @@ class FeatureBlock:
 
     @classmethod
     def parse(cls, text: Any) -> Self:
-        """Parse a text such as ``"cls@-1"`` or ``"mean@layer3@320:mirror"``."""
+        """Parse a text such as ``"cls@-1"`` or ``"mean@layer3@320:mirror"``.
+
+        Raises
+        ------
+        ParameterError
+            If it is not one block. Names of recipes and views joined by ``+`` are not.
+        """
         if not isinstance(text, str):
             raise _not_a_block(text)
         body, colon, side = text.partition(":")
@@ -155,7 +168,10 @@ class FeatureBlock:
 
     @property
     def components(self) -> tuple[Self, ...]:
-        """The blocks of one view and one side that this block is the mean of."""
+        """The blocks of one view and one side, of which this block is the mean.
+
+        Networks compute them, and the cache stores them.
+        """
         sides: tuple[Side, ...] = (self.side,)
         if self.side == "mirror":
             sides = ("", "flipped")
@@ -185,8 +201,56 @@ def _not_a_block(text: Any) -> ParameterError:
     )
 
 
+def pool_positions(
+    pooling: str, positions: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Return the mean, maximum or standard deviation (n, width) over positions.
+
+    Parameters
+    ----------
+    pooling : {"mean", "max", "spread"}
+        Statistic. ``"spread"`` is the standard deviation.
+    positions : Tensor of shape (n, p, width)
+        Positions.
+    mask : Tensor of shape (n, p), optional
+        Nonzero for positions that count, for example tokens that are not padding. By
+        default all. Rows without any give zeros.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.features.recipe import pool_positions
+    >>> positions = torch.tensor([[[1.0], [3.0], [99.0]]])
+    >>> mask = torch.tensor([[1, 1, 0]])
+    >>> poolings = ("mean", "max", "spread")
+    >>> [pool_positions(name, positions, mask).item() for name in poolings]
+    [2.0, 3.0, 1.0]
+    """
+    if mask is None:
+        if pooling == "mean":
+            return positions.mean(dim=1)
+        if pooling == "max":
+            return positions.amax(dim=1)
+        return positions.var(dim=1, correction=0).sqrt()
+    counted = mask.bool().unsqueeze(2)
+    if pooling == "max":
+        is_empty = ~counted.any(dim=1)
+        largest = positions.masked_fill(~counted, -math.inf).amax(dim=1)
+        return largest.masked_fill(is_empty, 0.0)
+    count = counted.sum(dim=1).clamp_min(1)
+    mean = positions.masked_fill(~counted, 0.0).sum(dim=1) / count
+    if pooling == "mean":
+        return mean
+    deviations = (positions - mean.unsqueeze(1)).masked_fill(~counted, 0.0)
+    return (deviations.square().sum(dim=1) / count).sqrt()
+
+
 BlockReader = Callable[[Sequence[FeatureBlock]], "list[Tensor]"]
-"""Reads blocks of a network for a few samples."""
+"""Runs a network on a few samples, and returns one tensor (n, width) per block.
+
+It raises :class:`InputError` or :class:`ParameterError` for a block that the network
+lacks.
+"""
 
 
 @dataclass(frozen=True)
@@ -215,7 +279,15 @@ class FeatureRecipe:
     note: str = field(default="", compare=False)
 
     def check(self) -> None:
-        """Raise an error if the recipe is invalid."""
+        """Raise an error if the recipe is invalid. Called when it is read from a file.
+
+        Raises
+        ------
+        FileFormatError
+            If the number of blocks or of widths is wrong.
+        ParameterError
+            If a block cannot be parsed or is repeated.
+        """
         require(
             1 <= len(self.blocks) <= _MAX_BLOCKS,
             f"it has {len(self.blocks)} blocks instead of 1 to {_MAX_BLOCKS}",
@@ -246,7 +318,7 @@ class FeatureRecipe:
         }
         return FeatureRecipe(tuple(widths), tuple(widths.values()))
 
-    def without(self, names: Sequence[str]) -> FeatureRecipe | None:
+    def without(self, names: Collection[str]) -> FeatureRecipe | None:
         """Return the recipe without some blocks, or None if no block is left."""
         kept = {
             name: width
@@ -258,9 +330,14 @@ class FeatureRecipe:
         return None
 
     def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Build feature vectors from the blocks of :attr:`components`.
+        """Build feature vectors (n, :attr:`n_features`) by concatenating all blocks.
 
         Several views or sides of a block are averaged.
+
+        Parameters
+        ----------
+        blocks : mapping of str to ndarray of shape (n, width)
+            Values of all :attr:`components` by the name of the block.
         """
         averaged = []
         for block in self.parsed:
@@ -273,6 +350,7 @@ class FeatureRecipe:
 
 
 def _check_distinct(blocks: Sequence[FeatureBlock], name: str) -> None:
+    """Raise :class:`ParameterError` if a block is repeated. `name` is for messages."""
     for index, block in enumerate(blocks):
         if block in blocks[:index]:
             raise ParameterError(
@@ -281,7 +359,11 @@ def _check_distinct(blocks: Sequence[FeatureBlock], name: str) -> None:
 
 
 def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
-    """Return the entries of a recipe. An entry may be the name of a recipe."""
+    """Return the entries of a recipe, one per view, or raise :class:`ParameterError`.
+
+    The pooling of an entry may be the name of a recipe. `name` is the name of the
+    argument in messages.
+    """
     entries = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
     if isinstance(entries, str):
         entries = [part.strip() for part in entries.split(",")]
@@ -293,7 +375,8 @@ def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
     for entry in entries:
         what = str(entry).partition(":")[0].partition("@")[0]
         if what in RECIPES:
-            blocks += _parse_named_entry(str(entry), name)
+            parts = _split_views(str(entry))
+            blocks += [_parse_named(part, name) for part in parts]
         elif what not in (*POOLINGS, FINAL) and isinstance(recipe, str):
             raise ParameterError(
                 f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as "
@@ -305,35 +388,36 @@ def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
     return blocks
 
 
-def _parse_named_entry(entry: str, name: str) -> list[FeatureBlock]:
-    """Return one block per view of an entry such as ``"rich@224+320:mirror"``."""
-    body, colon, side = entry.partition(":")
-    recipe, *views = body.split("@")
-    takes_no_views = recipe in ("auto", "best")
-    if (
-        len(views) > 1
-        or (colon and side != "mirror")
-        or (takes_no_views and entry != recipe)
-    ):
-        raise ParameterError(
-            f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' "
-            f"and 'best', got {entry!r}"
-        )
-    block = FeatureBlock(recipe, FINAL, side=cast("Side", side))
-    if not views:
-        return [block]
-    return [block.with_views(view) for view in views[0].split("+")]
-
-
 def _split_views(entry: Any) -> list[Any]:
-    """Split an entry such as ``"final@224+320"`` into one entry per view."""
+    """Split an entry such as ``"final@224+320"`` into one entry per view.
+
+    Other values than texts are returned as the only entry.
+    """
     if not isinstance(entry, str):
         return [entry]
     body, colon, side = entry.partition(":")
     what, at, views = body.rpartition("@")
-    if not at or "+" not in views:
+    if not at:
         return [entry]
     return [f"{what}@{view}{colon}{side}" for view in views.split("+")]
+
+
+def _parse_named(entry: str, name: str) -> FeatureBlock:
+    """Parse an entry such as ``"rich@320:mirror"``.
+
+    The pooling of the result is the name of the recipe. `name` is the name of the
+    argument in messages.
+    """
+    body, colon, side = entry.partition(":")
+    recipe, *views = body.split("@")
+    has_bad_side = bool(colon) and side != "mirror"
+    takes_no_views = recipe in ("auto", "best") and entry != recipe
+    if len(views) > 1 or has_bad_side or takes_no_views:
+        raise ParameterError(
+            f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' "
+            f"and 'best', got {entry!r}"
+        )
+    return FeatureBlock(recipe, FINAL, side=cast("Side", side)).with_views(*views)
 
 
 def check_recipe(recipe: Any, name: str = "recipe") -> None:
@@ -388,18 +472,19 @@ def resolve_recipe(
     views: Callable[[str], ViewChoice] = lambda name: ViewChoice(),
     own: View | None = None,
 ) -> FeatureRecipe:
-    """Return the blocks of a network for a recipe.
+    """Return the blocks of one network for a recipe, with their widths.
 
     Blocks of named recipes are left out if the network cannot compute them, or if they
-    repeat another block.
+    repeat another block. Blocks that are written out must all be available.
 
     Parameters
     ----------
     recipe : str, sequence of str or FeatureRecipe
-        A name or blocks. ``"auto"`` is ``"rich"`` if the network has
-        known depths, else ``"fast"``.
+        A name or blocks. ``"auto"`` is ``"rich"`` if the network has known depths, else
+        ``"fast"``.
     read : callable
-        Runs the network. Its outputs give the widths of the blocks.
+        Runs the network; see :data:`BlockReader`. Its outputs give the widths of the
+        blocks.
     rich : sequence of FeatureBlock
         Blocks of ``"rich"``, from :func:`rich_blocks`.
     name : str
@@ -408,12 +493,14 @@ def resolve_recipe(
         From ``"rich"`` or ``"best"`` to a :class:`ViewChoice`. Called only if one of
         them is named without views.
     own : View, optional
-        The network's own view. It is not written into the recipe.
+        The network's own view. Blocks of this view are written without a view.
 
     Raises
     ------
     ParameterError
-        If the network lacks a block.
+        If the recipe is invalid or the network lacks a block.
+    InputError
+        If a block is not one vector per sample.
     """
     entries = _parse_recipe(recipe, "recipe")
     wanted, note = _replace_names(entries, rich, views, own)
@@ -440,24 +527,35 @@ def _replace_names(
     views: Callable[[str], ViewChoice],
     own: View | None,
 ) -> tuple[list[FeatureBlock], str]:
-    """Replace names of recipes by blocks. Return the blocks and a note on the views."""
+    """Replace names of recipes by blocks.
+
+    Returns
+    -------
+    blocks : list of FeatureBlock
+        Blocks to read.
+    note : str
+        Why views were chosen. Empty if the recipe names its views.
+    """
     note = ""
     wanted: list[FeatureBlock] = []
     for entry in entries:
-        blocks = [entry]
+        blocks: Sequence[FeatureBlock] = [entry]
         choice = ViewChoice((entry.view,), entry.side, entry.also)
         if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
             blocks = [FeatureBlock(FINAL, FINAL)]
         elif entry.pooling in RECIPES:
-            blocks = list(rich)
+            blocks = rich
             if entry.view is None and not entry.also:
                 choice = views("best" if entry.pooling == "best" else "rich")
                 note = choice.note
-        side = choice.side if entry.pooling == "best" else entry.side
         for view in choice.views:
-            seen = None if view == own else view
             wanted += [
-                replace(block, view=seen, also=choice.also, side=side)
+                replace(
+                    block,
+                    view=None if view == own else view,
+                    also=choice.also,
+                    side=entry.side or choice.side,
+                )
                 for block in blocks
             ]
     _check_distinct(wanted, "recipe")
@@ -467,7 +565,7 @@ def _replace_names(
 def _read_checked(
     blocks: Sequence[FeatureBlock], read: BlockReader
 ) -> dict[FeatureBlock, Tensor]:
-    """Read blocks, and check that each is one vector per sample."""
+    """Read blocks. Raise :class:`InputError` if one is not a vector per sample."""
     values = read(blocks)
     for block, value in zip(blocks, values, strict=True):
         if value.ndim != 2 or not value.shape[1]:
@@ -481,7 +579,11 @@ def _read_checked(
 def _read_available(
     blocks: Sequence[FeatureBlock], read: BlockReader
 ) -> dict[FeatureBlock, Tensor]:
-    """Read blocks. Leave out blocks that the network cannot compute."""
+    """Read blocks in one pass, and leave out blocks that the network lacks.
+
+    If reading all blocks fails, each block is tried alone. The network's output is
+    always read, so that its errors are raised.
+    """
     try:
         return _read_checked(blocks, read)
     except (InputError, ParameterError):
@@ -504,7 +606,10 @@ def _is_available(block: FeatureBlock, read: BlockReader) -> bool:
 def _drop_repeated(
     values: Mapping[FeatureBlock, Tensor],
 ) -> dict[FeatureBlock, Tensor]:
-    """Drop blocks that have the same direction as an earlier block of the same view."""
+    """Return the values without blocks that repeat an earlier block of the same view.
+
+    A block that is proportional to another one adds nothing once rows are scaled.
+    """
     kept: dict[FeatureBlock, Tensor] = {}
     for block, value in values.items():
         view = replace(block, pooling=FINAL, place=FINAL)

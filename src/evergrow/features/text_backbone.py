@@ -14,25 +14,26 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError, WeightsError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.validation import check_number, resolve_device
 from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.features.depths import pool_positions
 from evergrow.features.recipe import (
     FINAL,
     FeatureBlock,
     FeatureRecipe,
+    pool_positions,
     resolve_recipe,
     rich_blocks,
 )
-from evergrow.features.weight_sources import (
+from evergrow.features.weights import (
     FILE_NAMES,
-    PREFIX,
+    SENTENCE_PREFIX,
     SHORT_NAMES,
     WantedWeights,
+    hash_weights,
     locate,
+    seeded_init,
 )
-from evergrow.features.weights import hash_weights, seeded_init
 
 _SAMPLE_TEXTS = ("a text", "another text, which is longer")
 
@@ -108,7 +109,30 @@ def load_text_backbone(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> TextBackbone:
-    """Load a sentence encoder; see :func:`create_backbone` for the parameters."""
+    """Load a sentence encoder with its output as features.
+
+    The encoder is run once, to learn the width of its output.
+
+    Parameters
+    ----------
+    name : str
+        ``"all-MiniLM-L6-v2"`` or ``"sentence:NAME_OR_FOLDER"``.
+    weights : str, path-like or None
+        As for :func:`create_backbone`.
+    device : torch.device
+        Device to run on.
+    options : mapping
+        ``"max_seq_length"`` only: tokens after which texts are truncated.
+
+    Raises
+    ------
+    ParameterError
+        If there are other options, or random weights are requested.
+    WeightsError
+        If the weights are missing or cannot be read.
+    MissingExtraError
+        If the library of text encoders is not installed.
+    """
     unknown = set(options) - {"max_seq_length"}
     if unknown:
         raise ParameterError(
@@ -116,12 +140,12 @@ def load_text_backbone(
             f"{sorted(unknown)}"
         )
     require("sentence_transformers", extra="text", purpose="encoding texts")
-    bare_name = name.removeprefix(PREFIX)
+    bare_name = name.removeprefix(SENTENCE_PREFIX)
     short_name = next(
         (short for short, full in SHORT_NAMES.items() if bare_name in (short, full)),
         None,
     )
-    encoder, label = _load_encoder(short_name or bare_name, weights)
+    encoder, source = _load_encoder(short_name or bare_name, weights)
     if "max_seq_length" in options:
         check_number(
             "max_seq_length",
@@ -137,7 +161,7 @@ def load_text_backbone(
         name=short_name or name,
         kind="text",
         n_features=int(sample.shape[1]),
-        weights=label,
+        weights=source,
         weights_hash=hash_weights(encoder, _current_weight_name),
         preset="",
         preprocessing={},
@@ -152,7 +176,29 @@ def _current_weight_name(name: str) -> str:
 
 
 def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
-    """Return the encoder and the source of its weights."""
+    """Load an encoder from a folder or a package, or download it.
+
+    Parameters
+    ----------
+    name : str
+        Short name, name on the Hub, or folder.
+    weights : str, path-like or None
+        As for :func:`create_backbone`.
+
+    Returns
+    -------
+    encoder : sentence_transformers.SentenceTransformer
+        The encoder on the CPU.
+    source : str
+        Source of the weights for the description.
+
+    Raises
+    ------
+    ParameterError
+        If random weights are requested.
+    WeightsError
+        If the weights are missing or cannot be read.
+    """
     wanted = WantedWeights(
         name,
         "text",
@@ -161,7 +207,7 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
     )
     if weights is None and Path(name).is_dir():
         weights = name
-    label, place = locate(wanted, weights)
+    source, place = locate(wanted, weights)
     if place is None:
         raise ParameterError(
             f"weights of a text backbone must be trained ones, got {weights!r}"
@@ -179,14 +225,14 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
             encoder = SentenceTransformer(
                 str(place), device="cpu", local_files_only=True
             )
-            return encoder, label
+            return encoder, source
         except Exception as error:  # the library raises many types
             if isinstance(place, Path):
                 raise WeightsError(
                     f"folder must hold a sentence encoder, got {place}: {error}"
                 ) from error
         try:
-            return SentenceTransformer(str(place), device="cpu"), label
+            return SentenceTransformer(str(place), device="cpu"), source
         except Exception as error:
             raise WeightsError(
                 f"The download of {place} failed ({type(error).__name__}: {error})"
@@ -195,7 +241,7 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
 
 @contextlib.contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Disable the progress bars of ``transformers``."""
+    """Disable the progress bars of ``transformers`` in this process for a while."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -219,13 +265,16 @@ def hidden_depths(encoder: nn.Module) -> int:
 
 
 def default_prompt(encoder: Any) -> str:
-    """Return the prompt that a sentence encoder prepends to every text."""
+    """Return the prompt that a sentence encoder prepends to every text, or ``""``."""
     name = getattr(encoder, "default_prompt_name", None)
     return (getattr(encoder, "prompts", None) or {}).get(name) or ""
 
 
 def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
-    """Tokenize a batch as the sentence encoder does, with its default prompt.
+    """Tokenize texts as the sentence encoder does, with its default prompt.
+
+    The result has the encoder's names, such as ``"input_ids"`` and
+    ``"attention_mask"``. Values are tensors (n, tokens), or settings of the encoder.
 
     Parameters
     ----------
@@ -252,7 +301,8 @@ def read_hidden_states(
 ) -> list[Tensor]:
     """Return float32 blocks (n, width) of a batch of tokens from one pass.
 
-    Padding is ignored.
+    Padding is ignored. The encoder is put into evaluation mode, and told to return all
+    hidden states if a block needs them.
 
     Parameters
     ----------
@@ -290,6 +340,7 @@ def read_hidden_states(
 
 
 def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
+    """Raise :class:`ParameterError` if `depths` hidden states lack a block."""
     if block.view is not None or block.also or block.side:
         raise ParameterError(
             f"views and mirror images are for images, got {str(block)!r} for texts"
@@ -303,7 +354,11 @@ def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
         )
 
 
-def _hidden_state(output: Mapping[str, Any], place: Any) -> Any:
+def _hidden_state(output: Mapping[str, Any], place: int | str) -> Any:
+    """Return a hidden state (n, tokens, width), or None if the encoder gave none.
+
+    -1 is the input of the encoder's pooling, smaller numbers are earlier states.
+    """
     if place == -1:
         return output.get("token_embeddings")
     layers = output.get("all_layer_embeddings")
@@ -311,7 +366,10 @@ def _hidden_state(output: Mapping[str, Any], place: Any) -> Any:
 
 
 def _pool_hidden_state(block: FeatureBlock, states: Any, mask: Tensor | None) -> Tensor:
-    """Pool one hidden state (n, tokens, width) over the tokens of each text."""
+    """Pool one hidden state (n, tokens, width) over the tokens of each text.
+
+    Raises :class:`InputError` if `states` are not one vector per token of `mask`.
+    """
     if not isinstance(states, Tensor):
         raise _not_all_tokens(block, type(states).__name__)
     if mask is None or states.shape[:2] != mask.shape:
@@ -325,6 +383,7 @@ def _pool_hidden_state(block: FeatureBlock, states: Any, mask: Tensor | None) ->
 
 
 def _not_all_tokens(block: FeatureBlock, got: object) -> InputError:
+    """Return the error for a hidden state of another type or shape."""
     return InputError(
         f"block {str(block)!r} must be read at the states of all tokens, got {got}"
     )

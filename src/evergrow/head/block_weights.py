@@ -54,6 +54,7 @@ from evergrow.core.errors import InputError, NumericalError
 from evergrow.core.seeding import generator
 from evergrow.head.layers.feature_map import LARGEST_BLOCK_WEIGHT, FeatureBlocks
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
+from evergrow.head.ridge_model import RidgeModel
 
 MAX_FIRST_WEIGHT = 4.0
 """Largest weight that the first task gives to a block. The smallest is its inverse.
@@ -78,6 +79,8 @@ _START_RIDGE = 1.0
 """Common ridge at which the search starts, in units of a row's energy."""
 
 _DECADE = math.log(10.0)
+
+_MAX_DECADES = 5  # by which the start of a search is raised
 
 _NEGLIGIBLE = 1.0
 """Differences of the objective (a log-likelihood) below this do not matter.
@@ -117,7 +120,8 @@ def first_blocks(
     Returns
     -------
     FeatureBlocks or None
-        None if there is only one block.
+        Sizes and weights, between 1 / :data:`MAX_FIRST_WEIGHT` and
+        :data:`MAX_FIRST_WEIGHT`. None if there is only one block.
 
     Raises
     ------
@@ -149,15 +153,49 @@ def first_blocks(
     return FeatureBlocks(sizes, tuple(bounded))
 
 
-def cautious_weights(blocks: int) -> tuple[float, ...]:
-    """Return default weights: the first block has four times the weight of the others.
+def choose_link_weights(
+    model: RidgeModel, start: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Choose the block weights of the direct link that predictions use.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The statistics.
+    start : tuple of float
+        Weights in use, where the search starts. Empty if it starts at the weights of
+        the first batch.
+
+    Returns
+    -------
+    tuple of float
+        Factors on top of the weights of the first batch, ``model.blocks.weights``.
+        Empty if there is a single block or no direct link.
+    """
+    link = model.layer.link_columns()
+    blocks = model.blocks
+    if blocks is None or link is None or len(blocks.sizes) < 2:
+        return ()
+    n_blocks = len(blocks.sizes)
+    if float(model.masses.sum()) < MIN_CV_ROWS:
+        wanted = zip(cautious_weights(n_blocks), blocks.weights, strict=True)
+        return tuple(weight / given for weight, given in wanted)
+    gram, cross, basis = model.state.part(link)
+    start = start or (1.0,) * n_blocks
+    return choose_block_weights(
+        gram, cross, model.masses, blocks.sizes, blocks.weights, basis, start
+    )
+
+
+def cautious_weights(n_blocks: int) -> tuple[float, ...]:
+    """Return the weights for little data: the first block weighs four times the others.
 
     The first block is the network's own feature vector. The mean square of the weights
     is one.
 
     Parameters
     ----------
-    blocks : int
+    n_blocks : int
         Number of blocks.
 
     Examples
@@ -166,20 +204,20 @@ def cautious_weights(blocks: int) -> tuple[float, ...]:
     >>> [round(weight, 2) for weight in cautious_weights(4)]
     [1.84, 0.46, 0.46, 0.46]
     """
-    first = math.sqrt(blocks / (1.0 + (blocks - 1) / MAX_FIRST_WEIGHT**2))
-    return (first, *(first / MAX_FIRST_WEIGHT for _ in range(blocks - 1)))
+    first = math.sqrt(n_blocks / (1.0 + (n_blocks - 1) / MAX_FIRST_WEIGHT**2))
+    return (first, *[first / MAX_FIRST_WEIGHT] * (n_blocks - 1))
 
 
 def choose_block_weights(
     gram: Tensor,
     cross: Tensor,
     counts: Tensor,
-    blocks: Sequence[int],
+    sizes: Sequence[int],
     given: Sequence[float] | None = None,
     basis: Tensor | None = None,
     start: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
-    """Choose weights of blocks of columns from their statistics.
+    """Choose weights of blocks of columns from sums over rows.
 
     Parameters
     ----------
@@ -189,22 +227,23 @@ def choose_block_weights(
         Q, the sum of the rows of each class.
     counts : Tensor of shape (C,)
         Rows per class.
-    blocks : sequence of int
+    sizes : sequence of int
         Number of columns of each block, d in total.
     given : sequence of float, optional
-        Weights by which the blocks were multiplied before. The chosen weights are
-        multiplied by these, and the prior applies to the product.
+        Weights by which the columns were already multiplied. The returned weights come
+        on top of them, and the prior applies to the product of both. By default ones.
     basis : Tensor of shape (d, k), optional
         V. The statistics of the columns are then ``V G V^T`` and ``V Q``. For rows X
         (n, d), pass ``X^T`` with the identity as G and one-hot targets as Q.
     start : sequence of float, optional
-        Current weights. The search starts there, and keeps them unless others are
-        clearly better. By default it starts where all blocks count equally.
+        Current weights. The search starts there, and they are returned unless others
+        are clearly better. By default it starts where all blocks count equally.
 
     Returns
     -------
     tuple of float
-        One weight per block. All 1 if the statistics do not suffice.
+        One weight per block. All 1 if there is one block or one class, if no class has
+        two rows, if the rows are equal, or if no ridge has a score.
 
     Examples
     --------
@@ -221,24 +260,25 @@ def choose_block_weights(
     >>> useful > 2 * noise
     True
     """
-    equal = tuple(1.0 for _ in blocks)
+    equal = tuple(1.0 for _ in sizes)
     counts = counts.to(gram)
     rows = float(counts.sum())
-    classes = int((counts > 0).sum())
-    if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
+    n_classes = int((counts > 0).sum())
+    if len(sizes) < 2 or n_classes < 2 or rows - n_classes < 1.0:
         return equal
     mean = cross.sum(dim=1) / rows
     scatter = gram - rows * torch.outer(mean, mean)
     centred_cross = cross - torch.outer(mean, counts)
-    search = _make_search(scatter, centred_cross, counts, blocks, given, basis)
+    search = _make_search(scatter, centred_cross, counts, sizes, given, basis)
     if basis is not None:
         mean = basis @ mean
     energy = float(search.energies.sum())
+    # Up to rounding, all rows are equal.
     if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
         return equal
-    begin = search.neutral
-    current = None
-    if start is not None:
+    if start is None:
+        begin = search.neutral
+    else:
         # A block that is switched off has no slope, so start within narrower bounds.
         current = -2.0 * torch.tensor(start, dtype=torch.float64).log()
         limit = 2.0 * math.log(MAX_FIRST_WEIGHT)
@@ -250,7 +290,8 @@ def choose_block_weights(
     )
     if log_ridges is None:
         return equal
-    if start is not None and current is not None:
+    if start is not None:
+        # Compare at the same mean ridge, which is chosen separately.
         same_mean = current + (log_ridges - current).mean()
         if search.objective(same_mean)[0] < value + _NEGLIGIBLE:
             return tuple(start)
@@ -261,18 +302,21 @@ def _make_search(
     scatter: Tensor,
     cross: Tensor,
     counts: Tensor,
-    blocks: Sequence[int],
+    sizes: Sequence[int],
     given: Sequence[float] | None,
     basis: Tensor | None,
 ) -> _WeightSearch:
-    """Return the cheaper search for centred statistics."""
+    """Return the search for centred statistics that factors the smaller matrices.
+
+    The exact search is also needed if there are no more rows than columns.
+    """
     is_narrow = basis is not None and 2 * basis.shape[1] <= len(basis)
-    if float(counts.sum()) <= sum(blocks) or is_narrow:
-        return _ExactSearch(scatter, cross, basis, counts, blocks, given)
+    if float(counts.sum()) <= sum(sizes) or is_narrow:
+        return _ExactSearch(scatter, cross, basis, counts, sizes, given)
     if basis is not None:
         scatter = basis @ scatter @ basis.T
         cross = basis @ cross
-    return _EstimatedSearch(scatter, cross, counts, blocks, given)
+    return _EstimatedSearch(scatter, cross, counts, sizes, given)
 
 
 def _weights_from_ridges(log_ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
@@ -303,7 +347,7 @@ class _WeightSearch(ABC):
         Energy of every column.
     counts : Tensor of shape (C,)
         Rows per class.
-    blocks : sequence of int
+    sizes : sequence of int
         Number of columns of each block.
     given : sequence of float or None
         Weights by which the blocks were multiplied before.
@@ -312,10 +356,10 @@ class _WeightSearch(ABC):
     ----------
     rows : float
         N.
-    targets : float
+    target_energy : float
         ``|Y|^2`` of centred targets.
-    owner : Tensor of shape (d,)
-        Block of every column.
+    block_of_column : Tensor of shape (d,)
+        Index of the block of every column.
     energies : Tensor of shape (B,)
         Energy of every block.
     neutral : Tensor of shape (B,)
@@ -326,41 +370,39 @@ class _WeightSearch(ABC):
         self,
         column_energies: Tensor,
         counts: Tensor,
-        blocks: Sequence[int],
+        sizes: Sequence[int],
         given: Sequence[float] | None,
     ) -> None:
-        self.blocks = list(blocks)
+        self.sizes = list(sizes)
         self.rows = float(counts.sum())
-        self.targets = self.rows - float(counts.square().sum()) / self.rows
-        owner = torch.repeat_interleave(
-            torch.arange(len(blocks)), torch.tensor(self.blocks)
-        )
-        self.owner = owner.to(column_energies.device)
+        self.target_energy = self.rows - float(counts.square().sum()) / self.rows
+        block_of_column = torch.repeat_interleave(torch.tensor(self.sizes))
+        self.block_of_column = block_of_column.to(column_energies.device)
         self.energies = self._sum_by_block(column_energies)
-        weights = torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64)
+        weights = torch.tensor(list(given or [1.0] * len(sizes)), dtype=torch.float64)
         self.neutral = 2.0 * weights.log()
 
     def _sum_by_block(self, values: Tensor) -> Tensor:
         """Sum values (d,) over the columns of each block, giving (B,) on the CPU."""
-        sums = values.new_zeros(len(self.blocks))
-        return sums.index_add_(0, self.owner, values).cpu()
+        sums = values.new_zeros(len(self.sizes))
+        return sums.index_add_(0, self.block_of_column, values).cpu()
 
     def minimum(
         self, log_ridges: Tensor, *, is_near: bool = False
     ) -> tuple[Tensor | None, float]:
-        """Minimise the objective.
+        """Minimise the objective with a few evaluations of it.
 
         Parameters
         ----------
         log_ridges : Tensor of shape (B,)
             Where to start.
         is_near : bool, default=False
-            The minimum is expected near the start: use fewer evaluations.
+            Use half as many evaluations, because the minimum is near the start.
 
         Returns
         -------
         log_ridges : Tensor of shape (B,) or None
-            The best log ridges. None if no ridge has a score.
+            The best log ridges. None if the start has no score.
         value : float
             The objective there.
         """
@@ -374,7 +416,7 @@ class _WeightSearch(ABC):
         def objective(
             point: NDArray[np.float64],
         ) -> tuple[float, NDArray[np.float64]]:
-            if np.array_equal(point, start):
+            if np.array_equal(point, start):  # evaluated already
                 return start_value
             found, gradient = self.objective(torch.from_numpy(PRIOR_SPREAD * point))
             if not math.isfinite(found):  # line searches turn back here
@@ -394,10 +436,10 @@ class _WeightSearch(ABC):
         return torch.from_numpy(PRIOR_SPREAD * result.x), float(result.fun)
 
     def _raise_start(self, log_ridges: Tensor) -> tuple[Tensor, float, Tensor]:
-        """Raise all ridges by decades as long as this costs nothing.
+        """Raise all ridges by up to five decades, as long as this costs nothing.
 
         If there are many rows, small ridges change nothing, and slopes do not show
-        which blocks are useless.
+        which blocks are useless. A start without a score is raised, too.
 
         Returns
         -------
@@ -409,7 +451,7 @@ class _WeightSearch(ABC):
             Its gradient.
         """
         value, slopes = self.objective(log_ridges)
-        for _ in range(5):
+        for _ in range(_MAX_DECADES):
             raised_value, raised_slopes = self.objective(log_ridges + _DECADE)
             if math.isfinite(value) and not raised_value < value + _NEGLIGIBLE:
                 break
@@ -430,21 +472,29 @@ class _WeightSearch(ABC):
     def log_gcv(self, log_ridges: Tensor) -> tuple[float, Tensor]:
         """Return ``log GCV`` and its gradient (B,).
 
-        Nearly perfect fits have no score (infinity): only rounding errors are left.
+        Without a score it is infinity with a gradient of zeros: if the matrix cannot be
+        factored, or the fit is so good that only rounding errors are left.
         """
         no_score = math.inf, torch.zeros_like(log_ridges)
         try:
             rss, slack, rss_slopes, slack_slopes = self.residual(log_ridges)
         except NumericalError:
             return no_score
-        if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
+        is_perfect = rss <= 1e-10 * self.target_energy
+        if is_perfect or slack <= 1e-6 * self.rows:
             return no_score
         score = math.log(self.rows * rss / slack**2)
         return score, rss_slopes / rss - 2.0 * slack_slopes / slack
 
     @abstractmethod
     def residual(self, log_ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        """Return RSS, ``N - 1 - df``, and the gradients (B,) of both, on the CPU."""
+        """Return RSS, ``N - 1 - df``, and the gradients (B,) of both, on the CPU.
+
+        Raises
+        ------
+        NumericalError
+            If the matrix cannot be factored.
+        """
 
 
 class _EstimatedSearch(_WeightSearch):
@@ -458,6 +508,12 @@ class _EstimatedSearch(_WeightSearch):
         Q.
     *others
         All arguments of :class:`_WeightSearch` but the first.
+
+    Attributes
+    ----------
+    signs : Tensor of shape (d, PROBES)
+        Random signs s. For a matrix M, the mean of ``s * (M s)`` over the columns
+        estimates the diagonal of M.
     """
 
     def __init__(self, scatter: Tensor, cross: Tensor, *others: Any) -> None:
@@ -470,7 +526,7 @@ class _EstimatedSearch(_WeightSearch):
         self.signs = bits.to(scatter).mul_(2.0).sub_(1.0)
 
     def residual(self, log_ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        ridge = log_ridges.to(self.scatter).exp()[self.owner]
+        ridge = log_ridges.to(self.scatter).exp()[self.block_of_column]
         matrix = self.scatter.clone()
         matrix.diagonal().add_(ridge)
         factor = safe_cholesky(matrix)
@@ -478,11 +534,12 @@ class _EstimatedSearch(_WeightSearch):
         weights, probes, weighted = torch.split(
             factor.solve(rhs), [self.cross.shape[1], PROBES, PROBES], dim=1
         )
+        # Estimated diagonals of L P and L P L P.
         diagonal_lp = ridge * (self.signs * probes).sum(dim=1) / PROBES
         diagonal_lplp = ridge * (probes * weighted).sum(dim=1) / PROBES
         ridge_weights = ridge[:, None] * weights
         rss = (
-            self.targets
+            self.target_energy
             - float((weights * self.cross).sum())
             - float((weights * ridge_weights).sum())
         )
@@ -520,16 +577,16 @@ class _ExactSearch(_WeightSearch):
         self, gram: Tensor, cross: Tensor, basis: Tensor | None, *others: Any
     ) -> None:
         values, vectors = symmetric_eigh(gram)
-        kept = values > 1e-12 * values[-1].clamp_min(0.0)
+        kept = values > 1e-12 * values[-1].clamp_min(0.0)  # others are rounding errors
         lengths = values[kept].sqrt()
         vectors = vectors[:, kept]
         directions = vectors.T if basis is None else vectors.T @ basis.T
         root = lengths[:, None] * directions
         super().__init__(root.square().sum(dim=0), *others)
-        self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
+        self.inner = [part @ part.T for part in torch.split(root, self.sizes, dim=1)]
         self.targets_seen = (vectors.T @ cross) / lengths[:, None]
         seen_energy = float(self.targets_seen.square().sum())
-        self.unexplained = max(self.targets - seen_energy, 0.0)
+        self.unexplained = max(self.target_energy - seen_energy, 0.0)
 
     def residual(self, log_ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
         inverse_ridges = (-log_ridges).exp()

@@ -25,14 +25,13 @@ from evergrow.core.threads import threads_for
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.classifier_state import ClassifierState
 from evergrow.head.label_set import (
     ClassChange,
     LabelUpdate,
     as_labels,
-    check_kind,
     known_codes,
     old_columns,
+    require_same_type,
 )
 from evergrow.head.layers.feature_map import (
     LAYERS,
@@ -55,9 +54,15 @@ from evergrow.head.pseudo_labels import (
     merge_pseudo_labels,
     pseudo_label_rows,
 )
-from evergrow.head.readout import READOUTS
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
-from evergrow.head.solved_cache import HeldOutScores, Solution, SolvedCache
+from evergrow.head.solved_cache import (
+    READOUTS,
+    ClassifierState,
+    HeldOutScores,
+    Solution,
+    SolvedCache,
+    SolvedChoice,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,15 +70,21 @@ T = TypeVar("T")
 NORMALIZATIONS = ("auto", "none", "l2", "sqrt-l2")
 
 GCV_FLOOR = 1e-6
-"""Smallest ridge that is ever chosen, relative to the energy of a row. Compact
-statistics must stay exact down to it."""
+"""Smallest ridge that is ever chosen, relative to the mean squared distance of a row to
+the mean row. Compact statistics must stay exact down to it."""
+
+UNLEARN_FLOOR = 1e-3
+"""Ridge of the check that unlearned rows were learned, in the same unit, unless a fixed
+``alpha`` is used."""
 
 MIN_CLASS_WEIGHT = 1e-6
 """A class whose samples have a smaller total weight counts as lost."""
 
 _USUAL_WIDTH = 3000  # columns of a layer whose width is not known yet
 
-_FLOOR_ROWS = 256  # rows from which the energy of a row is estimated
+_FLOOR_ROWS = 256  # rows from which the unit of GCV_FLOOR is estimated, at least
+
+_TINY = 1e-12  # smallest unit of GCV_FLOOR and UNLEARN_FLOOR, for equal rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,9 +119,10 @@ class Learned:
 
 
 def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method of the classifier with a number of threads that fits its work.
+    """Decorate a method of the classifier to run small work on one thread.
 
-    The first argument of the method, if any, has one item per row.
+    The first positional argument of the method has one item per row. Without it, only
+    the work to solve counts. See :func:`~evergrow.core.threads.threads_for`.
     """
 
     @functools.wraps(method)
@@ -243,6 +255,7 @@ class Classifier(IncrementalClassifier):
             self._check_blocks(self.blocks)
 
     def _check_blocks(self, blocks: Any) -> None:
+        """Raise :class:`ParameterError` unless `blocks` are widths, for `normalize`."""
         is_sequence = isinstance(blocks, (tuple, list))
         if not is_sequence or not 1 <= len(blocks) <= MOST_BLOCKS:
             raise ParameterError(
@@ -257,7 +270,13 @@ class Classifier(IncrementalClassifier):
             )
 
     def _chosen_layer(self) -> Layer:
-        """Return the settings of the layer to build."""
+        """Return the settings of the layer to build, with `n_units` if it is given.
+
+        Raises
+        ------
+        ParameterError
+            If ``layer`` is no layer, or its settings are out of range.
+        """
         layer: Any = self.layer
         units: dict[str, Any] = {}
         if self.n_units is not None:
@@ -278,7 +297,7 @@ class Classifier(IncrementalClassifier):
         return layer
 
     def _fixed_alpha(self) -> float | None:
-        """Return the ridge; None if it is chosen from the statistics."""
+        """Return the ridge. None if it is chosen from the statistics."""
         if isinstance(self.alpha, str):
             return None
         return float(self.alpha)
@@ -293,24 +312,32 @@ class Classifier(IncrementalClassifier):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_state" not in vars(self):
             self._seed = resolve_seed(self.random_state)
-            model = self._first_model(Z, labels.codes)
-            self._state = ClassifierState.start(
-                model, self.readout, self._fixed_alpha()
-            )
-        learned = self._state.model.learn(
-            Z, labels.codes, labels.groups, labels.weights
-        )
-        pseudo_labels = self._state.pseudo_labels
+            self._state = self._unsolved(self._first_model(Z, labels.codes))
+        state = self._state
+        learned = state.model.learn(Z, labels.codes, labels.groups, labels.weights)
+        pseudo_labels = state.pseudo_labels
         if pseudo_labels is not None:
             # A label replaces the pseudo-label of the same row.
             pseudo_labels = pseudo_labels.group(labels.groups).without(learned, Z)
-        solved = self._state.solved.followed(
+        solved = state.solved.followed(
             learned, Z, labels.codes, labels.groups, labels.weights
         )
-        self._replace_model(learned, solved=solved, pseudo_labels=pseudo_labels)
+        self._state = state.changed(solved, pseudo_labels)
+
+    def _unsolved(self, model: RidgeModel) -> ClassifierState:
+        """Return the state of a model for which nothing is solved."""
+        return ClassifierState(SolvedCache(model, self.readout, self._fixed_alpha()))
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
-        """Build the layer from the first batch. Its rows are not learned yet."""
+        """Return a model with a layer built from the first batch, not learned yet.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features.
+        codes : Tensor of shape (n,)
+            Class of each row.
+        """
         rule = self.normalize
         if rule == "auto" and len(self.blocks or ()) > 1:
             rule = "none"  # each block was scaled to equal energy already
@@ -319,26 +346,33 @@ class Classifier(IncrementalClassifier):
         blocks = first_blocks(Z, codes, self.blocks)
         if blocks is not None:
             Z = blocks.apply(Z)
+        layer = self._build_layer(Z, codes)
+        some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
+        energy = max(layer.centred_energy(some) / len(some), _TINY)
+        floor = self._fixed_alpha() or GCV_FLOOR * energy
+        state = self._empty_state(layer.n_outputs, floor, Z.device)
+        shapes = None
+        if self.shape_directions:
+            shapes = ClassShapes.first(Z, self.shape_directions)
+        return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
+
+    def _build_layer(self, Z: Tensor, codes: Tensor) -> FeatureMap:
+        """Build the layer from its first inputs Z (n, d) and their classes (n,)."""
         settings = self._chosen_layer()
-        alpha = self._fixed_alpha()
         if isinstance(settings, FourierLayer):
             # This layer ignores targets, and a one-hot matrix may be large.
             Y = Z.new_empty(len(Z), 0)
         else:
             Y = torch.nn.functional.one_hot(codes).to(Z.dtype)
         layer = settings.build(
-            Z, Y, seed=self._seed, alpha=alpha, verbose=self.verbose > 0
+            Z,
+            Y,
+            seed=self._seed,
+            alpha=self._fixed_alpha(),
+            verbose=self.verbose > 0,
         )
         check_contrast(layer, Z)
-        some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
-        energy = max(layer.centred_energy(some) / len(some), 1e-12)
-        shapes = None
-        if self.shape_directions:
-            shapes = ClassShapes.first(Z, self.shape_directions)
-        state = self._empty_state(
-            layer.n_outputs, alpha or GCV_FLOOR * energy, Z.device
-        )
-        return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
+        return layer
 
     def _empty_state(
         self, width: int, floor: float, device: torch.device
@@ -350,23 +384,11 @@ class Classifier(IncrementalClassifier):
         width : int
             Number of activations.
         floor : float
-            Lower bound of the ridge.
+            Smallest ridge at which the statistics must be exact.
         device : torch.device
             Device of the sums.
         """
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
-
-    def _replace_model(
-        self,
-        model: RidgeModel,
-        *,
-        solved: SolvedCache | None = None,
-        pseudo_labels: PseudoLabels | None = None,
-    ) -> None:
-        """Use a changed model. By default its results are solved when needed."""
-        self._state = self._state.after(
-            model, self._fixed_alpha(), solved=solved, pseudo_labels=pseudo_labels
-        )
 
     # -- rows without labels -----------------------------------------------------------
 
@@ -396,6 +418,13 @@ class Classifier(IncrementalClassifier):
             How many rows were used and left out. If all rows look unknown, nothing
             changes.
 
+        Raises
+        ------
+        UnsupportedError
+            If the readout is ``"ridge"``.
+        LabelError
+            If fewer than two classes were learned.
+
         Examples
         --------
         >>> import numpy as np
@@ -420,31 +449,33 @@ class Classifier(IncrementalClassifier):
             raise LabelError(
                 "learn_unlabelled needs at least two learned classes, got one"
             )
-        alpha = self._fixed_alpha()
         pseudo_labels, report = pseudo_label_rows(
             self._state,
             self._features(X, self.device_),
-            alpha=alpha,
             temperature=self._temperature,
             standard=self._standard,
             threshold=threshold,
         )
         if report.used:
-            unblended = self._state.with_pseudo_labels(None, alpha)
-            self._state = unblended.with_pseudo_labels(pseudo_labels, alpha)
+            # Start the search at the settings without pseudo-labels, so that results
+            # do not depend on which pseudo-labels there were before.
+            bare = self._state.with_pseudo_labels(None)
+            self._state = bare.with_pseudo_labels(pseudo_labels)
         labels = self.classes_.tolist()
         classes = {labels[code]: n for code, n in report.classes.items()}
         return dataclasses.replace(report, classes=classes)
 
     def forget_unlabelled(self) -> Self:
-        """Remove everything learned without labels, bit for bit.
+        """Remove everything learned without labels.
+
+        Predictions are then bit for bit those without it.
 
         Returns
         -------
         self
         """
         self._require_started()
-        self._state = self._state.with_pseudo_labels(None, self._fixed_alpha())
+        self._state = self._state.with_pseudo_labels(None)
         return self
 
     @property
@@ -456,6 +487,7 @@ class Classifier(IncrementalClassifier):
 
     # -- predictions -------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def _scores(self, Z: Tensor) -> Tensor:
         return self._state.class_scores(Z)
 
@@ -481,6 +513,7 @@ class Classifier(IncrementalClassifier):
         return np.asarray(torch.softmax(scores / temperature, dim=1).numpy())
 
     @property
+    @_with_threads_for_rows
     def temperature_(self) -> float:
         """Softmax temperature: calibrated, or else estimated from the statistics."""
         self._require_fitted()
@@ -594,7 +627,7 @@ class Classifier(IncrementalClassifier):
             Learned rows. No fold may contain all learned rows of a class.
         y : array-like of shape (n,)
             The labels they were learned with.
-        folds : ndarray of int of shape (n,), optional
+        folds : array-like of int of shape (n,), optional
             The fold of each row. By default all rows are in one fold.
         sample_weight : array-like of shape (n,), optional
             The weights they were learned with.
@@ -603,6 +636,13 @@ class Classifier(IncrementalClassifier):
         -------
         HeldOutScores
             Terms of novelty and log losses of each row.
+
+        Raises
+        ------
+        LabelError
+            If a label was not learned.
+        UnlearnError
+            If a fold contains all learned rows of a class.
         """
         rows = self._learned_rows(X, y, folds, sample_weight)
         return self._state.solved.held_out_scores(*rows)
@@ -671,6 +711,8 @@ class Classifier(IncrementalClassifier):
     ) -> Self:
         """Set the temperature and the novelty score. Both stay when more is learned.
 
+        An argument that is left out removes what was set before.
+
         Parameters
         ----------
         temperature : float, optional
@@ -690,7 +732,7 @@ class Classifier(IncrementalClassifier):
         >>> from evergrow.head.temperature import TEMPERATURES
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
-        >>> losses = model.held_out_scores(X[:90], y[:90]).log_losses
+        >>> losses = model.held_out_scores(X[:90], y[:90]).losses.mean(axis=0)
         >>> model = model.calibrate(temperature=TEMPERATURES[losses.argmin()])
         >>> model.temperature_ > 1.0
         True
@@ -706,7 +748,7 @@ class Classifier(IncrementalClassifier):
     # -- distributed learning ----------------------------------------------------------
 
     def spawn(self) -> Self:
-        """Return an empty classifier with the same frozen layer.
+        """Return a classifier with the same frozen layer that has learned nothing.
 
         Another site or worker can train it, and :meth:`merge` adds the result.
         ``partial_fit`` keeps the shared layer; ``fit`` builds a new one.
@@ -715,18 +757,16 @@ class Classifier(IncrementalClassifier):
         child = self.branch()
         for name in ("_temperature", "_standard", "_unknown_fields"):
             child.__dict__.pop(name, None)
-        child._state = ClassifierState.start(
-            self._state.model.empty(), self.readout, self._fixed_alpha()
-        )
+        child._state = child._unsolved(self._state.model.empty())
         child.classes_ = self.classes_[:0]
         return child
 
-    def with_expected_rows(self, rows: int) -> Self:
-        """Set how many samples all spawned classifiers together will learn.
+    def expect_rows(self, n_rows: int) -> Self:
+        """Set how many samples this and all spawned classifiers will learn, in place.
 
         Parameters
         ----------
-        rows : int
+        n_rows : int
             Number of samples. It decides how sums are stored, not their values.
 
         Returns
@@ -734,11 +774,8 @@ class Classifier(IncrementalClassifier):
         self
         """
         model = self._state.model
-        state = model.state.with_expected_rows(rows)
-        self._replace_model(
-            dataclasses.replace(model, state=state),
-            pseudo_labels=self._state.pseudo_labels,
-        )
+        sums = model.state.with_expected_rows(n_rows)
+        self._state = self._state.with_model(dataclasses.replace(model, state=sums))
         return self
 
     def tag_shard(self, number: int) -> Self:
@@ -758,17 +795,15 @@ class Classifier(IncrementalClassifier):
         """
         model = self._state.model
         lineage = frozenset(f"{name}-{number}" for name in model.lineage)
-        self._replace_model(
-            dataclasses.replace(model, lineage=lineage),
-            pseudo_labels=self._state.pseudo_labels,
-        )
+        tagged = dataclasses.replace(model, lineage=lineage)
+        self._state = self._state.with_model(tagged)
         return self
 
     @_with_threads_for_rows
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
         """Add everything another classifier with the same layer has learned.
 
-        The result is exact, and no sample counts twice.
+        The result equals a classifier with this layer that learned all samples.
 
         Parameters
         ----------
@@ -809,25 +844,28 @@ class Classifier(IncrementalClassifier):
                     "base must be part of both classifiers, but they lack its classes "
                     f"{missing[:5].tolist()}"
                 )
-        groups = [old_columns(head.classes_, classes) for head in heads]
-        mine, *others = (
-            head._state.model.group(own)
-            for head, own in zip(heads, groups, strict=True)
+        models = []
+        pseudo_labels = []
+        for head in heads:
+            state = head._state
+            groups = old_columns(head.classes_, classes)
+            models.append(state.model.group(groups))
+            own = state.pseudo_labels
+            pseudo_labels.append(own and own.group(groups))
+        mine, *others = models
+        merged = self._state.solved.for_model(mine.merge(*others))
+        self._state = self._state.changed(
+            merged, merge_pseudo_labels(pseudo_labels, mine)
         )
-        merged = mine.merge(*others)
-        pseudo_labels = merge_pseudo_labels(
-            [head._state.pseudo_labels for head in heads], groups, mine
-        )
-        self._replace_model(merged, pseudo_labels=pseudo_labels)
         self.classes_ = classes
         return self
 
     def _merged_classes(self, other: Classifier) -> NDArray[Any]:
-        """Return the labels of both classifiers, sorted."""
+        """Return the labels of both classifiers, sorted, if they are of one type."""
         if len(self.classes_) == 0:
             return other.classes_
         if len(other.classes_):
-            check_kind(self.classes_, other.classes_)
+            require_same_type(self.classes_, other.classes_)
         return np.union1d(self.classes_, other.classes_)
 
     # -- exact edits -------------------------------------------------------------------
@@ -864,7 +902,7 @@ class Classifier(IncrementalClassifier):
         codes = known_codes(self.classes_, labels).to(Z.device)
         alpha = self._fixed_alpha()
         before = self._state.model
-        floor = alpha or 1e-3 * max(before.row_energy, 1e-12)
+        floor = alpha or UNLEARN_FLOOR * max(before.row_energy, _TINY)
         model = before.unlearn(Z, codes, floor, weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
@@ -876,9 +914,7 @@ class Classifier(IncrementalClassifier):
             return self
         model.require_sound(before, alpha)
         solved = self._state.solved.followed(model, Z, codes, None, weights)
-        self._replace_model(
-            model, solved=solved, pseudo_labels=self._state.pseudo_labels
-        )
+        self._state = self._state.changed(solved, self._state.pseudo_labels)
         return self
 
     def forget_classes(self, labels: Iterable[Any]) -> Self:
@@ -897,6 +933,15 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         self
+
+        Raises
+        ------
+        LabelError
+            If there are no labels, or one was not learned.
+        NothingLeftError
+            If no class would remain.
+        UnlearnError
+            If the remaining classes are lost in rounding errors.
         """
         self._require_fitted()
         names = [labels] if isinstance(labels, str) else list(labels)
@@ -926,45 +971,58 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         self
+
+        Raises
+        ------
+        ParameterError
+            If the factor is out of range, or a class would weigh less than
+            :data:`MIN_CLASS_WEIGHT`.
         """
         self._require_fitted()
         check_number("factor", factor, low=0, high=1, low_open=True)
         factor = float(factor)
-        model = self._state.model.faded(factor)
+        state = self._state
+        model = state.model.faded(factor)
         if float(model.masses.min()) < MIN_CLASS_WEIGHT:
             raise ParameterError(
                 "factor must leave every class some weight, "
                 f"got {factor:g}, which leaves a class without any"
             )
-        pseudo_labels = self._state.pseudo_labels
-        if pseudo_labels is not None:
-            pseudo_labels = pseudo_labels.faded(factor)
-        self._replace_model(model, pseudo_labels=pseudo_labels)
+        own = state.pseudo_labels
+        self._state = state.changed(
+            state.solved.for_model(model), own and own.faded(factor)
+        )
         return self
 
     @_with_threads_for_rows
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
-        """Use a model without the classes that are not in `kept`."""
-        before = self._state.model
-        pseudo_labels = self._state.pseudo_labels
-        if pseudo_labels is not None:
-            pseudo_labels = pseudo_labels.keep(before, kept)
+        """Use a model with some of the present classes.
+
+        Parameters
+        ----------
+        model : RidgeModel
+            The present model, perhaps without some samples.
+        kept : list of int
+            Columns of the classes to keep.
+        """
+        state = self._state
+        own = state.pseudo_labels
+        pseudo_labels = own and own.keep(state.model, kept)
         model = model.keep(kept)
-        model.require_sound(before, self._fixed_alpha())
-        self._replace_model(model, pseudo_labels=pseudo_labels)
+        model.require_sound(state.model, self._fixed_alpha())
+        self._state = state.changed(state.solved.for_model(model), pseudo_labels)
         self.classes_ = self.classes_[kept]
 
     def _regroup(self, change: ClassChange) -> None:
-        model = self._state.model.group(change.groups)
-        pseudo_labels = self._state.pseudo_labels
-        if pseudo_labels is not None:
-            pseudo_labels = pseudo_labels.group(change.groups)
+        state = self._state
+        model = state.model.group(change.groups)
+        own = state.pseudo_labels
         order = change.order
-        if order is None:
-            solved = SolvedCache(model, self.readout, self._fixed_alpha())
+        if order is None:  # classes were merged, so all settings are chosen again
+            solved = state.solved.for_model(model, SolvedChoice())
         else:
-            solved = self._state.solved.reordered(model, order)
-        self._replace_model(model, solved=solved, pseudo_labels=pseudo_labels)
+            solved = state.solved.reordered(model, order)
+        self._state = state.changed(solved, own and own.group(change.groups))
 
     # -- solving, files, export --------------------------------------------------------
 
@@ -972,10 +1030,14 @@ class Classifier(IncrementalClassifier):
         return self._state.model.state.order
 
     def _work(self, n_rows: int) -> float:
-        """Return the approximate operations to learn or predict rows."""
+        """Return the approximate operations to learn or predict rows, and to solve.
+
+        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
+        """
         if "_state" in vars(self):
-            return self._state.work(n_rows)
-        order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
+            order = float(self._state.model.state.order)
+        else:
+            order = float(min(n_rows, self.n_units or _USUAL_WIDTH))
         return (n_rows + order) * order**2
 
     @_with_threads_for_rows
@@ -1001,20 +1063,19 @@ class Classifier(IncrementalClassifier):
         self._seed = learned.seed
         self._temperature = learned.temperature
         self._standard = learned.novelty
-        model = self._check_model(learned.model)
-        state = ClassifierState.start(model, self.readout, self._fixed_alpha())
+        state = self._unsolved(self._check_model(learned.model))
         self._state = state.restored(learned.solution, learned.guesses, learned.guessed)
 
     def linear_map(self) -> LayerMap:
-        """Return the computation of the scores as plain matrices, on the CPU."""
+        """Return the matrices that compute the scores, on the CPU."""
         self._require_fitted()
         solved = self._state.answering
         readout = solved.readout()
         found = layer_map(self._state.model, readout.weights, readout.offset)
         shapes = solved.shapes
-        if shapes is None or not shapes.has_terms:
-            return found
-        return dataclasses.replace(found, shapes=shapes)
+        if shapes is not None and shapes.has_terms:
+            found = dataclasses.replace(found, shapes=shapes)
+        return found
 
     # -- fitted attributes -------------------------------------------------------------
 
@@ -1050,18 +1111,21 @@ class Classifier(IncrementalClassifier):
         """Weight of each block of features, with mean square one. None without blocks.
 
         The weights of the first batch times those chosen from the present statistics.
+        Solves the readout, which chooses them.
         """
         self._require_fitted()
         self._state.answering.readout()
-        if self.blocks_ is None:
+        blocks = self.blocks_
+        if blocks is None:
             return None
-        return np.array([block["weight"] for block in self.blocks_])
+        return np.array([block["weight"] for block in blocks])
 
     @property
     def blocks_(self) -> list[dict[str, Any]] | None:
-        """Summary of each block of features, by the last choice. None without blocks.
+        """Columns and weight of each block of features. None without blocks.
 
-        The keys are ``columns`` and ``weight``. The mean square of the weights is one.
+        The keys are ``columns``, an int, and ``weight``, a float. The mean square of
+        the weights is one. Nothing is solved: weights are those of the last choice.
         """
         blocks = self.model_.blocks
         choice = self._state.answering.choice

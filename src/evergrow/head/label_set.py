@@ -45,14 +45,14 @@ _STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class LabelUpdate:
-    """The table of classes after a batch of labels.
+    """A labelled batch, and the table of classes after it.
 
     Parameters
     ----------
     classes : ndarray of shape (C,)
         All classes after the batch, sorted.
     groups : list of list of int
-        The old column of each class; an empty list for a new class.
+        ``groups[c]`` has the old column of class c. It is empty for a new class.
     codes : Tensor of shape (n,)
         Index of every label in ``classes``, on the head's device.
     weights : Tensor of shape (n,) or None
@@ -80,12 +80,29 @@ class LabelUpdate:
         device: torch.device | str,
         weights: Tensor | None = None,
     ) -> LabelUpdate:
-        """Add new labels to the table of known classes."""
+        """Add new labels to the table of known classes.
+
+        Parameters
+        ----------
+        known : ndarray of shape (C,) or None
+            Known classes, sorted. None for no classes.
+        labels : ndarray of shape (n,)
+            Labels of the batch.
+        device : torch.device or str
+            Device of ``codes``.
+        weights : Tensor of shape (n,), optional
+            Sample weights. By default ones.
+
+        Raises
+        ------
+        LabelError
+            If the labels are not of the type of the known ones.
+        """
         import torch
 
         if known is None or len(known) == 0:
-            known = labels[:0]
-        check_kind(known, labels)
+            known = labels[:0]  # no classes, of the type of the labels
+        require_same_type(known, labels)
         classes = np.union1d(known, labels)
         codes = np.searchsorted(classes, labels).astype(np.int64)
         groups = old_columns(known, classes)
@@ -93,12 +110,19 @@ class LabelUpdate:
 
 
 def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
-    """Return labels as a 1-D array of one type, one per row.
+    """Return labels as an array (n_rows,) of one type.
+
+    Parameters
+    ----------
+    y : array-like or Tensor
+        Integers, strings, booleans, bytes or whole numbers.
+    n_rows : int
+        Number of rows.
 
     Raises
     ------
     LabelError
-        If they are not class labels, or of several types.
+        If they are not class labels, of several types, or not one per row.
     """
     if hasattr(y, "detach"):
         y = y.detach().cpu().numpy()
@@ -133,7 +157,7 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
 
 
 def _from_objects(objects: NDArray[Any]) -> NDArray[Any]:
-    """Return labels of dtype object as an array of their type."""
+    """Return labels of dtype object as an array of their one type."""
     labels = np.array(objects.tolist())
     is_all_strings = all(isinstance(label, str) for label in objects)
     if labels.dtype.kind in "USO" and not is_all_strings:
@@ -145,7 +169,7 @@ def _from_objects(objects: NDArray[Any]) -> NDArray[Any]:
     return labels
 
 
-def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
+def require_same_type(known: NDArray[Any], labels: NDArray[Any]) -> None:
     """Raise :class:`LabelError` if labels are not of the type of the known ones."""
     old = _KINDS.get(known.dtype.kind)
     new = _KINDS.get(labels.dtype.kind)
@@ -156,20 +180,20 @@ def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
 
 
 def old_columns(known: NDArray[Any], classes: NDArray[Any]) -> list[list[int]]:
-    """Return the index of each class in `known`; an empty list for a new class."""
+    """Return a list with the index of each class in `known`, empty for a new class."""
     indices = {label: [index] for index, label in enumerate(known.tolist())}
     return [indices.get(label, []) for label in classes.tolist()]
 
 
 def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:
-    """Return the index of each label in the known classes.
+    """Return the index of each label in the sorted known classes, on the CPU.
 
     Raises
     ------
     LabelError
-        If a label is not known.
+        If a label is not known, or of another type.
     """
-    check_kind(known, labels)
+    require_same_type(known, labels)
     missing = np.setdiff1d(labels, known)
     if len(missing):
         raise LabelError(
@@ -193,7 +217,7 @@ class ClassChange:
     classes : ndarray of shape (C',)
         The new labels, sorted.
     groups : list of list of int
-        The old columns of each new class.
+        ``groups[c]`` are the old columns that become class c.
 
     Examples
     --------
@@ -225,8 +249,8 @@ class ClassChange:
             If a class is not known, or a new label has another type than the old ones.
         """
         if names:
-            check_kind(classes, _class_array(list(names)))
-            check_kind(classes, _class_array(list(names.values())))
+            require_same_type(classes, _class_array(list(names)))
+            require_same_type(classes, _class_array(list(names.values())))
         known = classes.tolist()
         for label in names:
             if label not in known:
@@ -250,6 +274,8 @@ class ClassChange:
 class NamedClasses:
     """Base of heads and stored heads: classes that can be renamed and merged.
 
+    Subclasses implement ``_require_fitted`` and ``_change_classes``.
+
     Attributes
     ----------
     classes_ : ndarray of shape (C,)
@@ -264,7 +290,7 @@ class NamedClasses:
 
     @abstractmethod
     def _change_classes(self, change: ClassChange) -> Self:
-        """Use another table of classes, atomically."""
+        """Use another table of classes, atomically. Return self."""
 
     def rename_classes(self, names: Mapping[Any, Any]) -> Self:
         """Give classes new labels.
@@ -385,7 +411,7 @@ class StoredLabels:
 
     @classmethod
     def of(cls, labels: NDArray[Any]) -> StoredLabels:
-        """Return labels in the form of a file.
+        """Return labels (C,) in the form of a file.
 
         Raises
         ------
@@ -400,7 +426,7 @@ class StoredLabels:
         return cls(labels.dtype.kind, labels.tolist())
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless all labels are of the stated type."""
+        """Raise :class:`FileFormatError` unless all labels are of the type `kind`."""
         require(
             self.kind in _STORED,
             f"'kind' should be one of {', '.join(map(repr, _STORED))}",
@@ -419,7 +445,7 @@ class StoredLabels:
             require(bool(np.isfinite(labels).all()), "a label is not finite")
 
     def table(self) -> NDArray[Any]:
-        """Return the labels as an array."""
+        """Return the labels as an array (C,)."""
         return np.asarray(self.values, dtype=_STORED[self.kind][0])
 
 
@@ -434,7 +460,7 @@ class SavedHead:
     Parameters
     ----------
     params : dict
-        Constructor arguments.
+        Constructor arguments by name, as JSON values.
     labels : StoredLabels
         Class labels.
     n_features : int
@@ -449,7 +475,7 @@ class SavedHead:
     feature_names: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless every feature has a name."""
+        """Raise :class:`FileFormatError` if only some features have a name."""
         if self.feature_names is not None:
             require(
                 len(self.feature_names) == self.n_features,

@@ -31,9 +31,8 @@ from evergrow.head.linalg.statistics import RidgeStatistics
 from evergrow.head.ridge_model import RidgeModel
 
 if TYPE_CHECKING:
-    from evergrow.head.classifier_state import ClassifierState
     from evergrow.head.novelty.score import NoveltyStandard
-    from evergrow.head.solved_cache import SolvedCache
+    from evergrow.head.solved_cache import ClassifierState, SolvedCache
 
 N_PASSES = 2
 """Passes over the unlabelled rows. A third pass changes little."""
@@ -84,7 +83,8 @@ class PseudoLabelReport:
 class PseudoLabels:
     """Statistics of rows with pseudo-labels, and a fingerprint of each row.
 
-    The fingerprints find the row again when its label comes.
+    The fingerprints find a row again when its label comes. Every method returns new
+    pseudo-labels. Pseudo-labels of no rows are falsy.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class PseudoLabels:
     codes : Tensor of shape (n,)
         Predicted classes.
     weights : Tensor of shape (n,)
-        Weights of the rows.
+        Weights of the rows, above 0 and at most 1.
     """
 
     state: RidgeStatistics
@@ -106,7 +106,7 @@ class PseudoLabels:
 
     @classmethod
     def none(cls, model: RidgeModel) -> PseudoLabels:
-        """Return no pseudo-labels, with the layer and the classes of a model."""
+        """Return pseudo-labels of no rows, with the layer and classes of a model."""
         marks = torch.zeros(0, dtype=torch.int64, device=model.state.device)
         return cls(model.state.empty_like(), marks, marks, marks.to(torch.float64))
 
@@ -114,7 +114,7 @@ class PseudoLabels:
         return len(self.marks)
 
     def as_model(self, base: RidgeModel) -> RidgeModel:
-        """Return the pseudo-labels as a model with the layer of `base`."""
+        """Return a model with the layer of `base` that learned only these rows."""
         n_classes = self.state.n_targets
         return replace(
             base,
@@ -125,9 +125,9 @@ class PseudoLabels:
         )
 
     def blended(self, base: RidgeModel) -> RidgeModel:
-        """Return labelled samples and pseudo-labels as one model.
+        """Return a model that learned the labelled samples `base` and these rows.
 
-        Counts and class shapes come from the labelled samples, `base`.
+        Its counts and class shapes are those of the labelled samples.
         """
         masses = base.masses + self.as_model(base).masses
         return replace(base, state=base.state.merge(self.state), masses=masses)
@@ -140,7 +140,7 @@ class PseudoLabels:
         Parameters
         ----------
         base : RidgeModel
-            The labelled samples.
+            A model with the layer.
         Z : Tensor of shape (n, d)
             Features of rows that have no pseudo-label yet.
         codes, weights : Tensor of shape (n,)
@@ -151,20 +151,28 @@ class PseudoLabels:
         return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
     def without(self, base: RidgeModel, Z: Tensor) -> PseudoLabels:
-        """Remove the pseudo-labels of rows Z (n, d).
+        """Return the pseudo-labels without those of the rows Z (n, d).
 
-        The result equals pseudo-labels that never had these rows.
+        Rows without a pseudo-label are ignored. The sums equal those that never had
+        the rows.
+
+        Parameters
+        ----------
+        base : RidgeModel
+            A model with the layer.
+        Z : Tensor of shape (n, d)
+            Features.
         """
-        marks, first = np.unique(row_marks(Z).cpu().numpy(), return_index=True)
+        # `own` and `given` are the indices of the same rows here and in Z.
         _, own, given = np.intersect1d(
-            self.marks.cpu().numpy(), marks, return_indices=True
+            self.marks.cpu().numpy(), row_marks(Z).cpu().numpy(), return_indices=True
         )
         if not len(own):
             return self
         if len(own) == len(self):
             return self.none(base)
         removed = torch.from_numpy(own).to(self.marks.device)
-        rows = Z[torch.from_numpy(first[given]).to(Z.device)]
+        rows = Z[torch.from_numpy(given).to(Z.device)]
         batches = base.batches(
             rows, self.codes[removed], self.state.n_targets, self.weights[removed]
         )
@@ -174,13 +182,13 @@ class PseudoLabels:
         return self._selected(state, is_kept)
 
     def group(self, groups: Sequence[Sequence[int]]) -> PseudoLabels:
-        """Return the pseudo-labels with new classes.
+        """Return the pseudo-labels with merged, reordered or new columns.
 
         Parameters
         ----------
         groups : sequence of sequences of int
-            The old columns of each new class, none for one without rows. Every old
-            column must be in a group.
+            ``groups[c]`` are the old columns that become column c. It is empty for a
+            class without rows. Every old column must be in one group.
         """
         device = self.codes.device
         columns = torch.zeros(self.state.n_targets, dtype=torch.int64, device=device)
@@ -194,6 +202,13 @@ class PseudoLabels:
 
         The spread of the other classes stays in the statistics, as in
         :meth:`RidgeModel.keep`.
+
+        Parameters
+        ----------
+        base : RidgeModel
+            A model with the layer.
+        kept : sequence of int
+            Classes to keep, in their new order.
         """
         device = self.codes.device
         columns = torch.full((self.state.n_targets,), -1, device=device)
@@ -211,6 +226,13 @@ class PseudoLabels:
         self, other: PseudoLabels, base: PseudoLabels | None = None
     ) -> PseudoLabels:
         """Return the pseudo-labels of both sides, counting a common base once.
+
+        Parameters
+        ----------
+        other : PseudoLabels
+            The other side, with the same classes.
+        base : PseudoLabels, optional
+            Pseudo-labels that both sides had when they parted.
 
         Raises
         ------
@@ -272,9 +294,7 @@ class PseudoLabels:
 
 
 def merge_pseudo_labels(
-    sides: Sequence[PseudoLabels | None],
-    groups: Sequence[Sequence[Sequence[int]]],
-    model: RidgeModel,
+    sides: Sequence[PseudoLabels | None], model: RidgeModel
 ) -> PseudoLabels | None:
     """Merge the pseudo-labels of two classifiers, counting their base once.
 
@@ -282,30 +302,28 @@ def merge_pseudo_labels(
     ----------
     sides : sequence of PseudoLabels or None
         Pseudo-labels of this classifier, of the other one, and of the base if there is
-        one.
-    groups : sequence of sequences of sequences of int
-        ``groups[i][c]`` are the columns of ``sides[i]`` that become merged class c. It
-        is empty if side i does not have the class.
+        one, all with the merged classes. None for no rows.
     model : RidgeModel
-        A model with the merged classes.
+        A model with the layer and the merged classes.
 
     Returns
     -------
     PseudoLabels or None
         None if no row has a pseudo-label.
+
+    Raises
+    ------
+    MergeError
+        See :meth:`PseudoLabels.merged`.
     """
-    # Pseudo-labels of no rows are falsy, like None.
     if not any(sides):
         return None
-    grouped = [
-        PseudoLabels.none(model) if side is None else side.group(own)
-        for side, own in zip(sides, groups, strict=True)
-    ]
-    return grouped[0].merged(*grouped[1:]) or None
+    mine, *others = [side or PseudoLabels.none(model) for side in sides]
+    return mine.merged(*others)
 
 
 def row_marks(Z: Tensor) -> Tensor:
-    """Return a fingerprint of every row (n,), int64."""
+    """Return a fingerprint (n,), int64, of every row of Z (n, d) in float32."""
     rows = np.ascontiguousarray(Z.detach().cpu().numpy(), dtype=np.float32)
     digests = [hashlib.blake2b(row.data, digest_size=8).digest() for row in rows]
     marks = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
@@ -316,7 +334,6 @@ def pseudo_label_rows(
     state: ClassifierState,
     Z: Tensor,
     *,
-    alpha: float | None,
     temperature: float | None,
     standard: NoveltyStandard | None,
     threshold: float | None,
@@ -326,11 +343,10 @@ def pseudo_label_rows(
     Parameters
     ----------
     state : ClassifierState
-        The classifier. Rows that already have a pseudo-label are labelled again.
+        The classifier, which is not changed. Rows that already have a pseudo-label are
+        labelled again.
     Z : Tensor of shape (n, d)
         Features.
-    alpha : float or None
-        The ridge. None chooses it from the statistics.
     temperature : float or None
         Calibrated softmax temperature. None estimates it from the statistics.
     standard : NoveltyStandard or None
@@ -348,16 +364,17 @@ def pseudo_label_rows(
     model = state.model
     distinct = _distinct_rows(Z)
     rows = Z[distinct]
-    is_spread_known = state.solved.scatter()[1].noise_energy() > 0.0
+    # False if every class has one sample. Nothing tells then which rows are novel.
+    is_spread_known = state.solved.means.scatter.noise_energy() > 0.0
     if is_spread_known:
         if standard is None:
             standard = state.solved.standard
         rows = rows[_looks_known(state.solved, standard, rows, threshold)]
     others = state.pseudo_labels or PseudoLabels.none(model)
     others = others.without(model, rows)
-    found = others
-    state = state.with_pseudo_labels(others, alpha)
-    codes = distinct[:0]
+    found = others  # if all rows look novel
+    state = state.with_pseudo_labels(others)
+    codes = distinct[:0]  # of no rows
     for turn in range(N_PASSES if len(rows) else 0):
         scores = finite_scores(state.class_scores(rows))
         if turn == 0 and not is_spread_known:
@@ -366,15 +383,16 @@ def pseudo_label_rows(
             divisor = state.temperature(temperature)
         probabilities = torch.softmax(scores / max(divisor, 1e-12), dim=1)
         largest, codes = probabilities.max(dim=1)
-        weights = largest / model.counts.to(Z)[codes].sqrt()
+        weights = largest / model.counts.to(Z)[codes].sqrt()  # p / sqrt(n_c)
         if turn > 0:
+            # Compare with the pseudo-labels of the first pass, too.
             blended = state.answering
             is_kept = _looks_known(blended, blended.standard, rows, None)
             rows = rows[is_kept]
             codes = codes[is_kept]
             weights = weights[is_kept]
         found = others.added(model, rows, codes, weights)
-        state = state.with_pseudo_labels(found, alpha)
+        state = state.with_pseudo_labels(found)
     classes = dict(Counter(codes.tolist()).most_common())
     report = PseudoLabelReport(
         used=len(rows),

@@ -1,7 +1,8 @@
-"""The learned state of a classifier: a frozen layer and ridge statistics.
+"""A frozen layer and the ridge statistics of everything learned with it.
 
 A model is an immutable record. Every operation returns a new one, so a failed operation
-leaves the old model intact.
+leaves the old model intact. Classes are columns here; their labels are kept by the
+classifier.
 """
 
 from __future__ import annotations
@@ -20,15 +21,22 @@ from evergrow.core.record import Spec, record, require
 from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
 from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores, counts_or_one
 from evergrow.head.linalg.factor import safe_cholesky
-from evergrow.head.linalg.ridge_choice import alpha_grid
+from evergrow.head.linalg.ridge_choice import alpha_grid, choose_by_gcv
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import Batch, RidgeStatistics, sum_columns
+from evergrow.head.linalg.statistics import (
+    Batch,
+    Readout,
+    RidgeStatistics,
+    sum_columns,
+)
 
 LARGEST_MASS = 1e15
 """Largest sum of weights of a class. Larger sums are not exact to one sample."""
 
 MANY_CLASSES = 1024
-"""Above this many classes, targets of a batch have columns for its own classes only."""
+"""Above this many classes, targets of a chunk have columns for its own classes only."""
+
+_CHECKED_ROWS = 1024  # rows to unlearn that are checked in one factorisation
 
 
 @record("ridge-model", version=2)
@@ -81,27 +89,28 @@ class RidgeModel:
         state : RidgeStatistics
             Empty statistics.
         **parts
-            `shapes` and `blocks`.
+            The fields ``shapes`` and ``blocks``. None by default.
         """
         counts = torch.zeros(0, dtype=torch.int64, device=state.device)
         masses = counts.to(torch.float64)
         return cls(layer, normalization, state, counts, masses, **parts)
 
     @property
-    def rows(self) -> int:
-        """Number of samples of all classes, or the rounded sum of their weights."""
+    def n_rows(self) -> int:
+        """Sum of the sample weights of all classes, rounded."""
         return round(float(self.masses.sum()))
 
     @property
     def row_energy(self) -> float:
-        """Mean energy of a row around the mean of all rows."""
+        """Mean squared distance of an activation row to the mean of all rows."""
         return row_energy(self.state, self.masses, self.pooled_rows)
 
     @property
     def pooled_rows(self) -> float:
         """Number of rows in the statistics, including rows of forgotten classes.
 
-        With sample weights, the sum of the weights of the remaining classes.
+        With sample weights, it is the sum of the weights of the remaining classes,
+        because the weights of forgotten rows are not recorded.
         """
         has_weights = bool((self.masses != self.counts).any())
         if has_weights:
@@ -118,16 +127,46 @@ class RidgeModel:
         return self.blocks.apply(Z)
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, activations) of features Z (n, d), in chunks of bounded size."""
+        """Yield slices of the rows of Z (n, d) with their activations (m, L)."""
         return self.layer.iter_transform(self.inputs(Z))
+
+    def column_scale(self, weights: tuple[float, ...]) -> Tensor | None:
+        """Return the factor (L,) of each activation: the weight of its block, or one.
+
+        Only the direct link has columns of a block. None stands for ones.
+
+        Parameters
+        ----------
+        weights : tuple of float
+            Weight of each block, on top of `blocks`. Empty for ones.
+        """
+        link = self.layer.link_columns()
+        if not weights or link is None or self.blocks is None:
+            return None
+        scale = self.state.gram.new_ones(self.layer.n_outputs)
+        sizes = torch.tensor(self.blocks.sizes).to(scale.device)
+        scale[link] = torch.repeat_interleave(scale.new_tensor(weights), sizes)
+        return scale
+
+    def weighted_rows(self, weights: tuple[float, ...], Z: Tensor) -> Tensor:
+        """Return the activations (n, L) of Z, times :meth:`column_scale`."""
+        H = torch.cat([part for _, part in self.activations(Z)])
+        scale = self.column_scale(weights)
+        return H if scale is None else H * scale
+
+    def weighted_statistics(self, weights: tuple[float, ...]) -> RidgeStatistics:
+        """Return the statistics of activations times :meth:`column_scale`."""
+        scale = self.column_scale(weights)
+        return self.state if scale is None else self.state.scaled(scale)
 
     def batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
     ) -> Iterator[Batch]:
-        """Yield activations and one-hot targets, both scaled by ``sqrt(w)``.
+        """Yield activations and one-hot targets in chunks, both scaled by ``sqrt(w)``.
 
         The statistics of scaled rows are the weighted sums ``sum w h h^T`` and
-        ``sum w h y^T``.
+        ``sum w h y^T``. With more than :data:`MANY_CLASSES` classes, targets have
+        columns for the classes of the chunk only.
 
         Parameters
         ----------
@@ -163,16 +202,16 @@ class RidgeModel:
         groups: Sequence[Sequence[int]],
         weights: Tensor | None = None,
     ) -> RidgeModel:
-        """Learn rows.
+        """Return the model with more rows, and with new classes if there are any.
 
         Parameters
         ----------
         Z : Tensor of shape (n, d)
             Features.
         codes : Tensor of shape (n,)
-            Class of each row, among the new classes.
+            Class of each row, as an index of `groups`.
         groups : sequence of sequences of int
-            The new classes, see :meth:`group`.
+            The old columns of each class after the change, see :meth:`group`.
         weights : Tensor of shape (n,) or None
             Sample weights. None means 1.
         """
@@ -194,7 +233,9 @@ class RidgeModel:
     def unlearn(
         self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None
     ) -> RidgeModel:
-        """Remove rows that were learned before.
+        """Return the model without rows that were learned before.
+
+        Classes without rows stay, with the count 0.
 
         Parameters
         ----------
@@ -210,7 +251,7 @@ class RidgeModel:
         Raises
         ------
         UnlearnError
-            If the rows cannot have been learned, as far as the statistics show.
+            If the statistics show that some rows were not learned.
         """
         n_classes = len(self.counts)
         removed = torch.bincount(codes, minlength=n_classes)
@@ -241,14 +282,18 @@ class RidgeModel:
     def _masses_after(self, removed: Tensor, removed_masses: Tensor) -> Tensor:
         """Return the masses (C,) after samples were removed.
 
-        Classes with remaining samples must keep some weight, and all others none.
-
         Parameters
         ----------
         removed : Tensor of shape (C,)
             Samples to remove per class.
         removed_masses : Tensor of shape (C,)
             Sums of their weights.
+
+        Raises
+        ------
+        UnlearnError
+            If a class has fewer samples, if it has samples left but no weight, or
+            weight left but no samples.
         """
         if bool((removed > self.counts).any()):
             worst = int((removed - self.counts).argmax())
@@ -259,9 +304,9 @@ class RidgeModel:
         masses = self.masses - removed_masses
         has_samples = self.counts > removed
         tolerance = 1e-9 * self.masses
-        is_empty = masses <= tolerance
-        is_off = masses.abs() > tolerance
-        if bool((is_empty & has_samples).any()) or bool((is_off & ~has_samples).any()):
+        lacks_weight = has_samples & (masses <= tolerance)
+        has_leftover = ~has_samples & (masses.abs() > tolerance)
+        if bool((lacks_weight | has_leftover).any()):
             raise UnlearnError(
                 "Samples must be unlearned with the weights that they were learned "
                 "with."
@@ -277,9 +322,10 @@ class RidgeModel:
         """
         factor = safe_cholesky(self.state.gram, shift=alpha)
         for H, *_ in self.batches(Z, codes, len(self.counts), weights):
-            for part in torch.split(H, 1024):
+            for part in torch.split(H, _CHECKED_ROWS):
                 half = factor.half_solve(self.state.project(part).T)
                 try:
+                    # I - H (G + alpha I)^-1 H^T is positive definite.
                     safe_cholesky(
                         -(half.T @ half), shift=1.0 + 1e-7, allow_jitter=False
                     )
@@ -290,7 +336,7 @@ class RidgeModel:
                     ) from None
 
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
-        """Raise :class:`UnlearnError` if removing samples left only rounding errors.
+        """Raise :class:`UnlearnError` if removing samples left mostly rounding errors.
 
         Parameters
         ----------
@@ -318,20 +364,21 @@ class RidgeModel:
     # -- classes -----------------------------------------------------------------------
 
     def keep(self, columns: Sequence[int]) -> RidgeModel:
-        """Keep only the given classes.
+        """Return the model with only the given classes.
 
-        The means of all others are removed. The spread of their samples around the
-        means remains in the pooled statistics.
+        The means of the other classes are removed. The spread of their samples around
+        the means stays in the pooled statistics.
 
         Parameters
         ----------
         columns : sequence of int
-            Classes to keep.
+            Classes to keep, in their new order.
         """
         kept = set(columns)
         dropped = [column for column in range(len(self.counts)) if column not in kept]
         stats = self.state
         sums = stats.lift(stats.cross[:, dropped])
+        # The row sqrt(n) m of a class with n samples and mean m adds n m m^T to G.
         divisors = counts_or_one(self.masses[dropped].to(sums)).sqrt()
         rows = (sums / divisors).T.contiguous()
         no_targets = rows.new_zeros(rows.shape[0], len(self.counts))
@@ -346,13 +393,15 @@ class RidgeModel:
         return dataclasses.replace(left, state=state)
 
     def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
-        """Merge, reorder, add and drop classes.
+        """Return the model with merged, reordered, new or dropped columns.
+
+        Dropped columns leave their samples in the pooled statistics; see :meth:`keep`.
 
         Parameters
         ----------
         groups : sequence of sequences of int
-            Old classes that each new class consists of. Empty for a class without
-            samples.
+            ``groups[c]`` are the old columns that become column c. It is empty for a
+            class without samples.
         """
         return dataclasses.replace(
             self,
@@ -363,7 +412,7 @@ class RidgeModel:
         )
 
     def faded(self, factor: float) -> RidgeModel:
-        """Multiply the weight of every sample learned so far by `factor`."""
+        """Return the model with the weight of every sample multiplied by `factor`."""
         return dataclasses.replace(
             self,
             state=self.state.faded(factor),
@@ -372,7 +421,7 @@ class RidgeModel:
         )
 
     def empty(self) -> RidgeModel:
-        """Return a model with the same layer and without classes."""
+        """Return a model with the same layer that has learned nothing."""
         bare = self.group([])
         return dataclasses.replace(
             bare, state=bare.state.empty_like(), lineage=frozenset()
@@ -381,7 +430,7 @@ class RidgeModel:
     # -- merging -----------------------------------------------------------------------
 
     def merge(self, other: RidgeModel, base: RidgeModel | None = None) -> RidgeModel:
-        """Add the samples of another model.
+        """Return the model with the samples of another one.
 
         Parameters
         ----------
@@ -404,7 +453,7 @@ class RidgeModel:
         counts = self.counts
         masses = self.masses
         shapes = self.shapes
-        for part, sign in zip(parts, (1, -1)):
+        for part, sign in zip(parts, (1, -1)):  # the base is subtracted
             state = state.merge(part.state, sign)
             counts = counts + sign * part.counts.to(counts.device)
             masses = masses + sign * part.masses.to(masses.device)
@@ -517,8 +566,25 @@ class RidgeModel:
             )
 
 
+def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
+    """Solve the ridge regression on the targets of a model.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The statistics.
+    alpha : float or None
+        The ridge. None chooses it by generalised cross-validation.
+    """
+    if alpha is None:
+        stats = dataclasses.replace(model.state, count=round(model.pooled_rows))
+        energy = row_energy(stats, model.masses, float(max(stats.count, 1)))
+        alpha = choose_by_gcv(stats, energy)[0]
+    return model.state.solve(alpha)
+
+
 def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
-    """Return the mean energy of a row around the mean of all rows.
+    """Return the mean squared distance of a row to the mean of all rows.
 
     Parameters
     ----------
@@ -535,7 +601,7 @@ def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
 
 
 def _fingerprint(Z: Tensor, codes: Tensor) -> str:
-    """Return a hash of features (n, d) and classes (n,)."""
+    """Return a hash, 32 hexadecimal digits, of features (n, d) and classes (n,)."""
     digest = hashlib.blake2b(Z.cpu().contiguous().numpy().data, digest_size=16)
     digest.update(codes.cpu().contiguous().numpy().data)
     return digest.hexdigest()
@@ -546,7 +612,7 @@ def _fingerprint(Z: Tensor, codes: Tensor) -> str:
 
 @dataclass(frozen=True)
 class LayerMap:
-    """Class scores ``units(z) A + z B + c`` of normalised features z, as matrices.
+    """The matrices of class scores ``units(z) A + z B + c`` of normalised features z.
 
     Every head with one hidden layer has this form. A direct link is part of B. A head
     without units has only B.
@@ -590,12 +656,9 @@ class LayerMap:
 
 
 def layer_map(
-    model: RidgeModel,
-    weights: Tensor,
-    offset: Tensor | None = None,
-    factor: float = 1.0,
+    model: RidgeModel, weights: Tensor, offset: Tensor | None = None
 ) -> LayerMap:
-    """Write the scores ``factor (h @ weights + offset)`` as plain matrices.
+    """Return the matrices of the scores ``h @ weights + offset``, on the CPU.
 
     With rows ``h = [units, scale (z - centre), 1]`` and weights ``[A; B; c]``,
 
@@ -607,12 +670,10 @@ def layer_map(
         The model.
     weights : Tensor of shape (n_outputs, C)
         Class weights of the transformed rows.
-    offset : Tensor of shape (C,) or None
-        Offsets.
-    factor : float, default=1.0
-        Factor of all scores.
+    offset : Tensor of shape (C,), optional
+        Offsets. By default zeros.
     """
-    weights = weights.detach().cpu() * factor
+    weights = weights.detach().cpu()
     layer = model.layer
     constant = weights.new_zeros(weights.shape[1])
     if layer.intercept:
@@ -623,7 +684,7 @@ def layer_map(
         linear = weights[link] * layer.scale
         constant = constant - layer.centre.cpu().to(weights) @ linear
     if offset is not None:
-        constant = constant + offset.detach().cpu() * factor
+        constant = constant + offset.detach().cpu()
     units = None
     readout = None
     if layer.n_units:

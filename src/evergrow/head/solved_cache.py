@@ -1,31 +1,41 @@
-"""The cache of results solved from the statistics of a model.
+"""Results solved from the statistics of a model, and the state of a classifier.
 
-Readout, temperature, class shapes and terms of novelty are solved when first needed and
-kept until the statistics change. A few more or fewer rows update a solved scatter
-instead of factoring it again.
+**Readouts.** The ridge readout is the ridge regression on one-hot targets. The denoised
+readout solves for the class means at a chosen ridge
+(:mod:`evergrow.head.linalg.ridge_choice`) and removes their noise
+(:mod:`evergrow.head.linalg.scatter`). Before that, blocks of features are multiplied by
+weights chosen from the statistics (:mod:`evergrow.head.block_weights`).
 
-Probabilities and novelty are calibrated on learned rows that are scored as if their
-fold had not been learned. Means, scatter, degrees of freedom and class shapes are
-exactly those of the other rows. The ridge and the strength of the prior of shapes stay
-the same. No k x k matrix is factored again: the solved scatter is updated.
+**When.** Readout, temperature, class shapes and terms of novelty are solved when first
+needed and kept until the statistics change. A few more or fewer rows update a solved
+scatter instead of factoring it again.
+
+**Held-out rows.** Probabilities and novelty are calibrated on learned rows that are
+scored as if their fold had not been learned. Means, scatter, degrees of freedom and
+class shapes are exactly those of the other rows. The ridge and the strength of the
+prior of shapes stay the same. No k x k matrix is factored again: the solved scatter is
+updated.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import Self
 
 from evergrow.core.record import Between, record, require
-from evergrow.head.linalg.class_shapes import ShapeScores
+from evergrow.head.block_weights import choose_link_weights
+from evergrow.head.layers.feature_map import check_weights
+from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
+from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_ridge
 from evergrow.head.linalg.scatter import (
     MAX_CORRECTIONS,
@@ -40,19 +50,18 @@ from evergrow.head.novelty.score import (
     to_units,
 )
 from evergrow.head.novelty.terms import NoveltyTerms
-from evergrow.head.readout import (
-    Choice,
-    choose_weights,
-    column_scale,
-    ridge_temperature,
-    solve_ridge,
-    weighted_rows,
-    weighted_statistics,
-)
-from evergrow.head.ridge_model import RidgeModel, row_energy
+from evergrow.head.ridge_model import RidgeModel, row_energy, solve_ridge
 from evergrow.head.temperature import TEMPERATURES, log_losses
 
+if TYPE_CHECKING:
+    from evergrow.head.pseudo_labels import PseudoLabels
+
 T = TypeVar("T")
+
+READOUTS = ("denoised", "ridge")
+
+GROWTH = 1.25
+"""Factor by which the number of rows must change before settings are chosen again."""
 
 UNCALIBRATED = 0.06
 """Temperature per energy of a true class mean, if no row was ever held out. At the ends
@@ -93,15 +102,9 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-
-    def __get__(self, instance: Any, owner: type) -> Self | T:
+    def __get__(self, instance: Any, owner: type) -> T:
         if instance is None:
-            return self
+            return self  # type: ignore[return-value]
         values = vars(instance)
         with instance._lock:
             if self._name not in values:
@@ -113,18 +116,54 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
 class Locked:
     """An object with a lock. Copies and unpickled objects get a new lock."""
 
+    _lock: Any
+
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        vars(self)["_lock"] = threading.RLock()  # also in a frozen dataclass
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.RLock()
+        vars(self).update(state)
+        Locked.__init__(self)
 
 
 # -- results ---------------------------------------------------------------------------
+
+
+@record("denoised-choice")
+@dataclass(frozen=True)
+class Choice:
+    """Settings of the denoised readout, chosen from the statistics.
+
+    Parameters
+    ----------
+    alpha : float
+        The ridge.
+    step : int
+        Index of the ridge on the grid of the search. The next search starts there.
+    strength : float
+        Strength of the prior of class shapes.
+    rows : int
+        Number of rows when the settings were chosen. 0 if they only start a search.
+    weights : tuple of float
+        Weights of the blocks of features in the direct link. Empty for a single block.
+    """
+
+    alpha: Annotated[float, Between(above=0.0)]
+    step: Annotated[int, Between(-1000, 1000)]
+    strength: Annotated[float, Between(above=0.0)]
+    rows: int
+    weights: tuple[float, ...] = ()
+
+    def holds(self, rows: int) -> bool:
+        """Return whether the settings are still good enough for this many rows."""
+        return self.rows <= GROWTH * rows and rows <= GROWTH * self.rows
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` if the weights are out of range."""
+        check_weights(self.weights)
 
 
 @record("head-solution")
@@ -149,7 +188,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class SolvedChoice:
-    """Chosen settings, and the class means solved with them.
+    """What a cache starts from: settings, and class means solved with them.
 
     Parameters
     ----------
@@ -158,7 +197,7 @@ class SolvedChoice:
     scatter : SolvedScatter or None
         The class means solved with these settings. None if they are not solved.
     stats : RidgeStatistics or None
-        The statistics in the coordinates of ``scatter``.
+        The statistics in the coordinates of ``scatter``. None without it.
     is_fresh : bool
         Whether ridge and strength were chosen for exactly these statistics.
     """
@@ -168,19 +207,24 @@ class SolvedChoice:
     stats: RidgeStatistics | None = None
     is_fresh: bool = False
 
-    @property
-    def has_full_scatter(self) -> bool:
-        """Whether there is a solved scatter in the coordinates of the activations."""
-        return (
-            self.scatter is not None
-            and self.stats is not None
-            and self.stats.basis is None
-        )
+    def full_scatter(self) -> SolvedScatter | None:
+        """Return the scatter if its coordinates are the activations, else None."""
+        if self.stats is None or self.stats.basis is not None:
+            return None
+        return self.scatter
+
+
+class SolvedMeans(NamedTuple):
+    """Solved class means. The fields are those of :class:`SolvedChoice`."""
+
+    choice: Choice
+    scatter: SolvedScatter
+    stats: RidgeStatistics
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOutScores:
-    """Terms and losses of rows scored as if they had not been learned.
+    """Terms of novelty and log losses of rows scored as if they were not learned.
 
     Parameters
     ----------
@@ -191,20 +235,12 @@ class HeldOutScores:
         :data:`~evergrow.head.temperature.TEMPERATURES`. None for the ridge readout,
         whose temperature follows from the statistics.
     guess : float
-        Temperature estimated from the statistics.
+        Temperature estimated from the statistics. 1 for the ridge readout.
     """
 
     terms: NDArray[np.float64]
     losses: NDArray[np.float64] | None = None
     guess: float = 1.0
-
-    @property
-    def log_losses(self) -> NDArray[np.float64] | None:
-        """Mean log loss at every temperature (29,); None for the ridge readout."""
-        if self.losses is None:
-            return None
-        means: NDArray[np.float64] = self.losses.mean(axis=0)
-        return means
 
 
 class SolvedCache(Locked):
@@ -214,7 +250,7 @@ class SolvedCache(Locked):
     again when the number of rows has changed by a quarter.
 
     Threads may share a cache. Every result is computed once, under a lock, and does not
-    change afterwards.
+    change afterwards. Copies for changed statistics share the results that stay valid.
 
     Parameters
     ----------
@@ -222,40 +258,37 @@ class SolvedCache(Locked):
         The statistics.
     kind : {"denoised", "ridge"}
         The readout.
-    fixed : float or None
+    fixed_alpha : float or None
         The ridge. None chooses it from the statistics.
     known : SolvedChoice, optional
         Settings chosen before the last change, and the class means if they are already
         solved with them.
-    solution : Readout, optional
-        The linear class scores, if they are already solved.
-    temperature : float, optional
-        The temperature estimated from the statistics, if it is already known.
+    solution : Solution, optional
+        The class scores and their temperature, if they are already solved.
     shape_masses : Tensor of shape (C,), optional
-        Sums of weights behind the class shapes. By default the masses of the model.
+        Sums of the weights of the samples in the class shapes. By default the masses
+        of the model. With pseudo-labels, those of the labelled samples.
     """
 
     def __init__(
         self,
         model: RidgeModel,
         kind: str,
-        fixed: float | None,
+        fixed_alpha: float | None,
         known: SolvedChoice | None = None,
         *,
-        solution: Readout | None = None,
-        temperature: float | None = None,
+        solution: Solution | None = None,
         shape_masses: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.kind = kind
-        self.fixed = fixed
+        self.fixed_alpha = fixed_alpha
         self.shape_masses = shape_masses
-        # Replaced as a whole by `scatter`, so that the old scatter can be freed.
+        # Replaced as a whole by `means`, so that the old scatter can be freed.
         self._known = SolvedChoice() if known is None else known
-        self._is_chosen = False
         if solution is not None:
-            vars(self)["_solution"] = solution, temperature
+            vars(self)["_solution"] = solution.readout, solution.temperature
 
     @property
     def choice(self) -> Choice | None:
@@ -273,9 +306,31 @@ class SolvedCache(Locked):
 
     # -- caches of changed models ------------------------------------------------------
 
-    def after(self, model: RidgeModel, fixed: float | None) -> SolvedCache:
-        """Return the cache of another model. Its search starts at these settings."""
-        return SolvedCache(model, self.kind, fixed, SolvedChoice(self.choice))
+    def for_model(
+        self,
+        model: RidgeModel,
+        known: SolvedChoice | None = None,
+        solution: Solution | None = None,
+    ) -> SolvedCache:
+        """Return a cache of another or the same model, with the same readout.
+
+        Parameters
+        ----------
+        model : RidgeModel
+            The model.
+        known : SolvedChoice, optional
+            What the cache starts from. By default the settings of this one.
+        solution : Solution, optional
+            Results solved from the model.
+        """
+        return SolvedCache(
+            model,
+            self.kind,
+            self.fixed_alpha,
+            known or SolvedChoice(self.choice),
+            solution=solution,
+            shape_masses=self.shape_masses,
+        )
 
     def followed(
         self,
@@ -287,7 +342,8 @@ class SolvedCache(Locked):
     ) -> SolvedCache:
         """Return the cache of a model that learned or unlearned rows.
 
-        The solved scatter is updated if that is exact and cheap.
+        The solved scatter is updated if there is one in the coordinates of the
+        activations and the rows are few. Otherwise it will be solved again.
 
         Parameters
         ----------
@@ -303,49 +359,48 @@ class SolvedCache(Locked):
             Weights of the rows. None stands for ones.
         """
         known = self._known
+        scatter = known.full_scatter()
         if (
             known.choice is None
-            or known.scatter is None
-            or not known.has_full_scatter
+            or scatter is None
             or model.state.basis is not None
-            or len(known.scatter.signs) + len(codes) > MAX_CORRECTIONS
+            or len(scatter.signs) + len(codes) > MAX_CORRECTIONS
         ):
-            return self.after(model, self.fixed)
-        H = weighted_rows(model, known.choice.weights, Z)
+            return self.for_model(model)
+        H = model.weighted_rows(known.choice.weights, Z)
         if groups is None:
-            scatter = known.scatter.follow(H, codes, weights, sign=-1)
+            scatter = scatter.follow(H, codes, weights, sign=-1)
         else:
-            scatter = known.scatter.group(groups).follow(H, codes, weights)
-        known = SolvedChoice(known.choice, scatter, model.state)
-        return SolvedCache(model, self.kind, self.fixed, known)
+            scatter = scatter.group(groups).follow(H, codes, weights)
+        return self.for_model(model, SolvedChoice(known.choice, scatter, model.state))
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
-        """Return the cache of the same statistics with classes in another order."""
-        readout: Readout | None = None
-        temperature: float | None = None
+        """Return the cache of the same statistics with classes in another order.
+
+        Parameters
+        ----------
+        model : RidgeModel
+            The reordered model.
+        order : list of int
+            Old column of each new class.
+        """
+        known = self._known
+        scatter = known.full_scatter()
+        if scatter is None:
+            known = replace(known, scatter=None, stats=None)
+        else:
+            scatter = scatter.group([[old] for old in order])
+            known = replace(known, scatter=scatter, stats=model.state)
         solution = self.solution()
         if solution is not None:
-            temperature = solution.temperature
             readout = replace(
                 solution.readout,
                 weights=solution.readout.weights[:, order],
                 offset=solution.readout.offset[order],
             )
-        known = self._known
-        if known.scatter is None or not known.has_full_scatter:
-            known = replace(known, scatter=None, stats=None)
-        else:
-            scatter = known.scatter.group([[old] for old in order])
-            known = replace(known, scatter=scatter, stats=model.state)
-        made = SolvedCache(
-            model,
-            self.kind,
-            self.fixed,
-            known,
-            solution=readout,
-            temperature=temperature,
-            shape_masses=self.shape_masses,
-        )
+            solution = replace(solution, readout=readout)
+        made = self.for_model(model, known, solution)
+        # Rows drawn again from reordered classes would differ.
         if "expected_terms" in vars(self):
             vars(made)["expected_terms"] = self.expected_terms
         return made
@@ -355,16 +410,12 @@ class SolvedCache(Locked):
         known = self._known
         if known.choice is None or known.is_fresh:
             return self
-        return SolvedCache(
-            self.model,
-            self.kind,
-            self.fixed,
-            SolvedChoice(replace(known.choice, rows=0)),
-            shape_masses=self.shape_masses,
-        )
+        # Settings chosen for 0 rows do not hold for any number.
+        start = SolvedChoice(replace(known.choice, rows=0))
+        return self.for_model(self.model, start)
 
     def restored(self, solution: Solution | None) -> SolvedCache:
-        """Return the cache with the solved results of a file.
+        """Return a cache with the solved results of a file, or self if it has none.
 
         Raises
         ------
@@ -389,16 +440,8 @@ class SolvedCache(Locked):
             choice is None or len(choice.weights) in (0, n_blocks),
             "its solution has weights of another number of blocks",
         )
-        is_fresh = choice is not None and choice.rows == model.rows
-        return SolvedCache(
-            model,
-            self.kind,
-            self.fixed,
-            SolvedChoice(choice, is_fresh=is_fresh),
-            solution=solution.readout,
-            temperature=solution.temperature,
-            shape_masses=self.shape_masses,
-        )
+        is_fresh = choice is not None and choice.rows == model.n_rows
+        return self.for_model(model, SolvedChoice(choice, is_fresh=is_fresh), solution)
 
     # -- scatter and readout -----------------------------------------------------------
 
@@ -410,90 +453,88 @@ class SolvedCache(Locked):
     def _solution(self) -> tuple[Readout, float | None]:
         """The linear class scores, and the temperature if it is solved with them."""
         if self.kind == "ridge":
-            return solve_ridge(self.model, self.fixed), None
-        choice, scatter, stats = self.scatter()
+            return solve_ridge(self.model, self.fixed_alpha), None
+        choice, scatter, stats = self.means
         estimates = scatter.estimate_means()
         weights = stats.lift(estimates.weights)
-        scale = column_scale(self.model, choice.weights)
-        if scale is not None:
+        scale = self.model.column_scale(choice.weights)
+        if scale is not None:  # so that the readout takes plain activations
             weights = scale[:, None] * weights
         readout = Readout(
             weights, estimates.offset, choice.alpha, scatter.factor.jitter
         )
         return readout, 1.0 + UNCALIBRATED * estimates.spread
 
-    def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
-        """Return the settings, the solved class means, and their statistics."""
-        if not self._is_chosen:
-            with self._lock:
-                if not self._is_chosen:
-                    self._solve_scatter()
-        known = self._known
-        if known.choice is None or known.scatter is None or known.stats is None:
-            raise AssertionError("the class means must be solved by now")
-        return known.choice, known.scatter, known.stats
-
-    def _solve_scatter(self) -> None:
-        """Choose settings and solve for the class means. The caller holds the lock."""
-        # With the ridge readout, only novelty uses the scatter. Its ridge is always
+    @solved_once
+    def means(self) -> SolvedMeans:
+        """The settings, the class means solved with them, and their statistics."""
+        # With the ridge readout, only novelty uses the means. Its ridge is always
         # chosen.
-        alpha = self.fixed if self.kind == "denoised" else None
+        alpha = self.fixed_alpha if self.kind == "denoised" else None
+        choice = self.choice
         geometry: ClassGeometry | None = None
-        known = self._known
-        choice = known.choice
         if (
             choice is None
-            or not choice.holds(self.model.rows)
+            or not choice.holds(self.model.n_rows)
             or alpha not in (None, choice.alpha)
         ):
-            del known  # holds the old scatter, which may be freed now
-            known, choice, geometry = self._choose_settings(alpha)
-        if known.scatter is None:
-            if geometry is None:
-                geometry = self._geometry(choice.weights)
-            # Keep one Gram matrix only.
-            stats = self.model.state
-            if geometry.stats.basis is not None:
-                stats = geometry.stats
-            scatter = SolvedScatter.of(geometry, choice.alpha)
-            known = replace(known, scatter=scatter, stats=stats)
-        self._known = known
-        self._is_chosen = True  # last, for threads that do not hold the lock
-
-    def _choose_settings(
-        self, alpha: float | None
-    ) -> tuple[SolvedChoice, Choice, ClassGeometry]:
-        """Choose block weights, ridge and strength. Keep the scatter if it still fits.
-
-        A scatter that does not fit is freed before another matrix of its size is made.
-        """
+            choice, geometry = self._choose_settings(alpha)
         known = self._known
+        if known.scatter is not None and known.stats is not None:
+            return SolvedMeans(choice, known.scatter, known.stats)
+        if geometry is None:
+            geometry = self._geometry(choice.weights)
+        # Keep one Gram matrix only.
+        stats = self.model.state
+        if geometry.stats.basis is not None:
+            stats = geometry.stats
+        scatter = SolvedScatter.of(geometry, choice.alpha)
+        self._known = replace(known, scatter=scatter, stats=stats)
+        return SolvedMeans(choice, scatter, stats)
+
+    def _choose_settings(self, alpha: float | None) -> tuple[Choice, ClassGeometry]:
+        """Choose block weights, ridge and strength, and put them into `_known`.
+
+        A known scatter is kept if it still fits. Otherwise it is freed before another
+        matrix of its size is made. The caller holds the lock.
+
+        Parameters
+        ----------
+        alpha : float or None
+            The ridge. None chooses it.
+
+        Returns
+        -------
+        choice : Choice
+            The settings.
+        geometry : ClassGeometry
+            Class means and scatter with these block weights.
+        """
+        model = self.model
+        old = self.choice
         weights: tuple[float, ...] = ()
         if self.kind == "denoised":
-            weights = choose_weights(self.model, known.choice)
+            in_use = old.weights if old is not None and old.rows else ()
+            weights = choose_link_weights(model, in_use)
+        if old is not None and old.weights != weights:
+            self._known = SolvedChoice(old)
         geometry = self._geometry(weights)
-        if known.choice is None or known.choice.weights != weights:
-            known = self._known = replace(known, scatter=None, stats=None)
-        start = None if known.choice is None else known.choice.step
         step = 0
         if alpha is None:
-            alpha, step = self._choose_alpha(geometry, start, known.scatter)
+            alpha, step = self._choose_alpha(geometry)
         strength = 1.0
-        if self.model.shapes is not None:
-            strength = ShapeScores(self.model.shapes, self._shape_masses()).strength
-        choice = Choice(alpha, step, strength, self.model.rows, weights)
-        if known.scatter is not None and known.scatter.alpha != alpha:
-            known = self._known = replace(known, scatter=None, stats=None)
-        is_fresh = known.scatter is None
-        return replace(known, choice=choice, is_fresh=is_fresh), choice, geometry
+        if model.shapes is not None:
+            strength = ShapeScores(model.shapes, self._shape_masses()).strength
+        choice = Choice(alpha, step, strength, model.n_rows, weights)
+        scatter = self._known.scatter
+        if scatter is not None and scatter.alpha == alpha:
+            self._known = replace(self._known, choice=choice, is_fresh=False)
+        else:
+            self._known = SolvedChoice(choice, is_fresh=True)
+        return choice, geometry
 
-    def _choose_alpha(
-        self,
-        geometry: ClassGeometry,
-        start: int | None,
-        scatter: SolvedScatter | None,
-    ) -> tuple[float, int]:
-        """Choose the ridge. Return it and its index on the grid."""
+    def _choose_alpha(self, geometry: ClassGeometry) -> tuple[float, int]:
+        """Choose the ridge. Return it and its index on the grid of the search."""
         model = self.model
         rows = model.pooled_rows
         energy = row_energy(geometry.stats, model.masses, rows)
@@ -502,14 +543,16 @@ class SolvedCache(Locked):
         # centred.
         if not energy > 1e-10 * total:
             energy = total
-        return choose_ridge(geometry, energy, start, scatter)
+        start = None if self.choice is None else self.choice.step
+        return choose_ridge(geometry, energy, start, self._known.scatter)
 
     def _geometry(self, weights: tuple[float, ...]) -> ClassGeometry:
         """Return class means and scatter of activations with block weights."""
-        stats = weighted_statistics(self.model, weights)
+        stats = self.model.weighted_statistics(weights)
         return ClassGeometry.of(stats, self.model.masses)
 
     def _shape_masses(self) -> Tensor:
+        """Return `shape_masses`, by default the masses of the model."""
         if self.shape_masses is None:
             return self.model.masses
         return self.shape_masses
@@ -519,7 +562,7 @@ class SolvedCache(Locked):
         """The terms that class shapes add to the scores. None without shapes."""
         if self.model.shapes is None or self.kind == "ridge":
             return None
-        self.readout()
+        self.readout()  # chooses the strength
         strength = 1.0 if self.choice is None else self.choice.strength
         return ShapeScores(self.model.shapes, self._shape_masses(), strength)
 
@@ -529,12 +572,14 @@ class SolvedCache(Locked):
 
     @solved_once
     def _temperature(self) -> float:
+        """The temperature, by the readout."""
         readout, temperature = self._solution
         if temperature is not None:
             return temperature
         if self.kind == "ridge":
             return ridge_temperature(self.model, readout)
-        return 1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
+        # A file may have a readout without its temperature.
+        return 1.0 + UNCALIBRATED * self.means.scatter.estimate_means().spread
 
     # -- novelty -----------------------------------------------------------------------
 
@@ -551,10 +596,10 @@ class SolvedCache(Locked):
         rows : Tensor of shape (n, k)
             The coordinates.
         outside : Tensor of shape (n,) or None
-            Energy outside these coordinates. None if they span all activations.
+            Squared length outside these coordinates. None if they span all activations.
         """
-        choice, _, stats = self.scatter()
-        H = weighted_rows(self.model, choice.weights, Z)
+        choice, _, stats = self.means
+        H = self.model.weighted_rows(choice.weights, Z)
         if stats.basis is None:
             return H, None
         reduced = stats.project(H)
@@ -562,28 +607,38 @@ class SolvedCache(Locked):
         return reduced, outside.clamp_min(0.0)
 
     def whiten(self, Z: Tensor) -> Tensor:
-        """Return whitened features (n, k): centred, in units of the scatter."""
+        """Return features Z (n, d) centred and in units of the scatter, (n, k)."""
         rows, _ = self.project(Z)
-        factor = self.scatter()[1].factor
+        factor = self.means.scatter.factor
         return factor.half_solve((rows - self.terms.centre).T).T
 
     def novelty_terms(self, Z: Tensor) -> Tensor:
-        """Return the terms of novelty and 1 / count (n, 6) of features (n, d)."""
+        """Return the terms of novelty and 1 / count (n, 6) of features (n, d).
+
+        Terms of rows whose squares overflow are infinite.
+        """
         chunks = [
             self.terms.of_rows(*self.project(chunk))
             for chunk in torch.split(Z, _CHUNK_ROWS)
         ]
-        # The terms of rows whose squares overflow count as infinite.
         return torch.nan_to_num(torch.cat(chunks), nan=torch.inf)
 
     @solved_once
     def terms(self) -> NoveltyTerms:
         """The matrices from which terms of novelty are computed."""
-        return NoveltyTerms.of(self.scatter()[1], self._gram)
+        return NoveltyTerms.of(self.means.scatter, self._gram)
 
     def _gram(self, H: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of h h^T (k, k) over all rows except the rows of H (n, k)."""
-        gram = weighted_statistics(self.model, self.scatter()[0].weights).gram
+        """Return the sum of h h^T (k, k) over all rows, without those of H (n, k).
+
+        Parameters
+        ----------
+        H : Tensor of shape (n, k), optional
+            Rows to leave out. By default none.
+        weights : Tensor of shape (n,), optional
+            Their sample weights. By default ones.
+        """
+        gram = self.model.weighted_statistics(self.means.choice.weights).gram
         if H is None:
             return gram
         weighted = H if weights is None else weights[:, None] * H
@@ -597,8 +652,8 @@ class SolvedCache(Locked):
 
     @solved_once
     def expected_terms(self) -> NDArray[np.float64]:
-        """Terms of rows drawn from the statistics."""
-        return np.asarray(self.terms.expected_rows().cpu().numpy())
+        """Terms of novelty (256, 6) of rows drawn from the statistics."""
+        return np.asarray(self.terms.draw_terms().cpu().numpy())
 
     # -- held-out rows -----------------------------------------------------------------
 
@@ -614,14 +669,14 @@ class SolvedCache(Locked):
         codes : Tensor of shape (n,)
             Their classes.
         folds : Tensor of shape (n,)
-            Their folds.
+            Their folds, any integers.
         weights : Tensor of shape (n,), optional
             The weights they were learned with. By default ones. Each row is scored once
             in any case.
         """
-        # Most of its cost is shared with the lines below, and files keep the result.
+        # Solving the readout now costs little more, and files keep the result.
         self.readout()
-        n_classes = len(self.scatter()[1].counts)
+        n_classes = len(self.model.counts)
         shapes = self.model.shapes
         reduced, outside = self.project(Z)
         shape_rows = None if shapes is None else shapes.rows(self.model.inputs(Z))
@@ -668,7 +723,7 @@ class SolvedCache(Locked):
             known rows (:func:`~evergrow.head.novelty.score.to_units`), and log losses
             of the class that these statistics predict.
         """
-        choice, scatter, _ = self.scatter()
+        scatter = self.means.scatter
         reduced, outside = self.project(Z)
         shapes = self.model.shapes
         shape_rows = None if shapes is None else shapes.rows(self.model.inputs(Z))
@@ -682,14 +737,12 @@ class SolvedCache(Locked):
             own_weights = _take(weights, rows)
             rest = scatter.without_classes(H, codes[rows], own_weights)
             matrices = NoveltyTerms.of(rest, partial(self._gram, H, own_weights))
-            units = term_units(matrices.expected_rows().cpu().numpy())
+            units = term_units(matrices.draw_terms().cpu().numpy())
             terms = matrices.of_rows(H, _take(outside, rows)).cpu().numpy()
-            estimates = rest.estimate_means()
-            scores = torch.addmm(estimates.offset, H, estimates.weights)
-            if shapes is not None and shape_rows is not None:
-                moments = shapes.group([[column] for column in kept])
-                without_fold = ShapeScores(moments, rest.counts, choice.strength)
-                scores = without_fold.add(shape_rows[rows], scores)
+            left_shapes = shapes and shapes.group([[column] for column in kept])
+            scores, _ = self._scores_of_rest(
+                rest, left_shapes, H, _take(shape_rows, rows)
+            )
             own = rows.cpu().numpy()
             found[own] = to_units(terms, units)
             losses[own] = log_losses(scores, scores.argmax(dim=1))
@@ -707,34 +760,229 @@ class SolvedCache(Locked):
 
         Parameters
         ----------
-        reduced, outside : Tensor of shape (n, k) and (n,)
-            The rows, as :meth:`project` returns them.
-        codes, weights : Tensor of shape (n,)
-            Their classes and weights.
-        shape_rows : Tensor or None
-            The rows in the directions of the class shapes.
+        reduced : Tensor of shape (n, k)
+            The rows in the coordinates of the statistics, from :meth:`project`.
+        codes : Tensor of shape (n,)
+            Their classes.
+        weights : Tensor of shape (n,) or None
+            Their sample weights. None means 1.
+        outside : Tensor of shape (n,) or None
+            Their squared lengths outside the coordinates, from :meth:`project`.
+        shape_rows : Tensor of shape (n, s) or None
+            The rows in the s directions of the class shapes. None without shapes.
 
         Returns
         -------
         terms : Tensor of shape (n, 6)
+            Terms of novelty and 1 / count of the nearest class.
         scores : Tensor of shape (n, C)
+            Class scores.
         spread : float
             Energy of a true class mean.
         """
-        choice, scatter, _ = self.scatter()
-        rest = scatter.follow(reduced, codes, weights, sign=-1)
+        rest = self.means.scatter.follow(reduced, codes, weights, sign=-1)
         gram = partial(self._gram, reduced, weights)
         terms = NoveltyTerms.of(rest, gram).of_rows(reduced, outside)
-        estimates = rest.estimate_means()
-        scores = torch.addmm(estimates.offset, reduced, estimates.weights)
         shapes = self.model.shapes
         if shapes is not None and shape_rows is not None:
-            moments = shapes.add(shape_rows, codes, -1.0, weights)
-            without_fold = ShapeScores(moments, rest.counts, choice.strength)
-            scores = without_fold.add(shape_rows, scores)
-        return terms, scores, estimates.spread
+            shapes = shapes.add(shape_rows, codes, -1.0, weights)
+        scores, spread = self._scores_of_rest(rest, shapes, reduced, shape_rows)
+        return terms, scores, spread
+
+    def _scores_of_rest(
+        self,
+        rest: SolvedScatter,
+        shapes: ClassShapes | None,
+        reduced: Tensor,
+        shape_rows: Tensor | None,
+    ) -> tuple[Tensor, float]:
+        """Return class scores (n, C) of a model without a fold, and its spread.
+
+        Parameters
+        ----------
+        rest : SolvedScatter
+            Class means without the fold.
+        shapes : ClassShapes or None
+            Class shapes without the fold.
+        reduced, shape_rows : Tensor
+            The rows, as in :meth:`_score_fold`.
+        """
+        estimates = rest.estimate_means()
+        scores = torch.addmm(estimates.offset, reduced, estimates.weights)
+        if shapes is not None and shape_rows is not None:
+            strength = self.means.choice.strength
+            scores = ShapeScores(shapes, rest.counts, strength).add(shape_rows, scores)
+        return scores, estimates.spread
 
 
 def _take(values: Tensor | None, rows: Tensor) -> Tensor | None:
     """Return the values of some rows. None stays None."""
     return None if values is None else values[rows]
+
+
+def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
+    """Return the softmax temperature of ridge scores, estimated from the statistics.
+
+    No data is held out. Let df be the trace of the hat matrix and t the mean score of
+    the true class on the learned rows. Then ``a = 1 - (1 - t) / (1 - df / n)``
+    estimates this score on new rows (leave-one-out on average). The temperature is
+    ``sqrt(a) / (4 ln C)``. The constant was measured on image and text features.
+    """
+    stats = model.state
+    n = model.pooled_rows
+    factor = safe_cholesky(stats.gram, shift=readout.alpha)
+    dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse
+    learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
+    fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
+    root = math.sqrt(min(max(fresh, 0.05), 1.0))
+    return 0.25 * root / math.log(max(len(model.counts), 2))
+
+
+# -- state of a classifier -------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ClassifierState(Locked):
+    """Everything that predictions are computed from. Each change makes a new state.
+
+    Parameters
+    ----------
+    solved : SolvedCache
+        The model of the labelled samples, and results solved from it.
+    pseudo_labels : PseudoLabels or None
+        Rows learned without labels.
+    start : Choice or None
+        Settings at which the search with pseudo-labels starts. Unused without them.
+    """
+
+    solved: SolvedCache
+    pseudo_labels: PseudoLabels | None = None
+    start: Choice | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    @property
+    def model(self) -> RidgeModel:
+        """Layer and statistics of the labelled samples."""
+        return self.solved.model
+
+    @solved_once
+    def answering(self) -> SolvedCache:
+        """The results that predictions use: with pseudo-labels if there are any.
+
+        The statistics are added when this is first used.
+        """
+        solved = self.solved
+        if self.pseudo_labels is None:
+            return solved
+        return SolvedCache(
+            self.pseudo_labels.blended(solved.model),
+            solved.kind,
+            solved.fixed_alpha,
+            SolvedChoice(self.start),
+            shape_masses=solved.model.masses,
+        )
+
+    # -- changes -----------------------------------------------------------------------
+
+    def changed(
+        self, solved: SolvedCache, pseudo_labels: PseudoLabels | None
+    ) -> ClassifierState:
+        """Return the state with other samples or pseudo-labels.
+
+        Parameters
+        ----------
+        solved : SolvedCache
+            The changed model, and results solved from it.
+        pseudo_labels : PseudoLabels or None
+            Pseudo-labels, with the classes of the changed model.
+        """
+        # Pseudo-labels of no rows are falsy, like None.
+        if not pseudo_labels:
+            return ClassifierState(solved)
+        start = solved.choice
+        if self.pseudo_labels is not None and "answering" in vars(self):
+            start = self.answering.choice
+        return ClassifierState(solved, pseudo_labels, start)
+
+    def with_model(self, model: RidgeModel) -> ClassifierState:
+        """Return the state of another model with the same classes."""
+        return self.changed(self.solved.for_model(model), self.pseudo_labels)
+
+    def with_pseudo_labels(self, pseudo_labels: PseudoLabels | None) -> ClassifierState:
+        """Return the state with other pseudo-labels, or without any."""
+        return self.changed(self.solved, pseudo_labels)
+
+    def settled(self) -> ClassifierState:
+        """Return the state with readout and temperature solved for its statistics."""
+        made = replace(self, solved=self.solved.refreshed())
+        made.solved.temperature()
+        if self.pseudo_labels is not None:
+            vars(made)["answering"] = self.answering.refreshed()
+            made.answering.temperature()
+        return made
+
+    def restored(
+        self,
+        solution: Solution | None,
+        pseudo_labels: PseudoLabels | None,
+        blended_solution: Solution | None,
+    ) -> ClassifierState:
+        """Return the state with the other contents of a file.
+
+        Parameters
+        ----------
+        solution : Solution or None
+            Results solved from the labelled samples.
+        pseudo_labels : PseudoLabels or None
+            The pseudo-labels.
+        blended_solution : Solution or None
+            Results solved from labelled samples and pseudo-labels.
+
+        Raises
+        ------
+        FileFormatError
+            If the contents do not fit each other.
+        """
+        made = self.changed(self.solved.restored(solution), pseudo_labels)
+        if pseudo_labels is not None:
+            added = pseudo_labels.state
+            own = self.model.state
+            require(
+                (added.n_features, added.n_targets) == (own.n_features, own.n_targets),
+                "its pseudo-labels are of another layer or of other classes",
+            )
+            vars(made)["answering"] = made.answering.restored(blended_solution)
+        return made
+
+    # -- results -----------------------------------------------------------------------
+
+    def class_scores(self, Z: Tensor) -> Tensor:
+        """Return class scores (n, C) of features Z (n, d)."""
+        model = self.model
+        readout = self.answering.readout()
+        scores = Z.new_empty(Z.shape[0], readout.weights.shape[1])
+        for rows, H in model.activations(Z):
+            scores[rows] = torch.addmm(readout.offset, H, readout.weights)
+        shapes = self.answering.shapes
+        if shapes is None or model.shapes is None:
+            return scores
+        return shapes.add(model.shapes.rows(model.inputs(Z)), scores)
+
+    def temperature(self, calibrated: float | None) -> float:
+        """Return the softmax temperature.
+
+        Parameters
+        ----------
+        calibrated : float or None
+            Temperature calibrated on labelled samples. None estimates it from the
+            statistics. Pseudo-labels scale it, because they change the scores.
+        """
+        temperature = calibrated
+        if temperature is None:
+            temperature = self.solved.temperature()
+        if self.pseudo_labels is not None:
+            ratio = self.answering.temperature() / self.solved.temperature()
+            temperature *= ratio
+        return temperature

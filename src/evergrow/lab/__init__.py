@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evergrow.core.lazy import lazy_names
+from evergrow.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.lab.methods import create_method, list_methods

@@ -1,5 +1,9 @@
 """Accuracy matrix, A_last, A_avg and forgetting, in both conventions of the literature.
 
+A session is the learning of one task. A_last is the accuracy over all classes after
+the last session. A_avg is the mean of the accuracies after all sessions. The
+conventions differ in how they weight tasks; see :func:`session_accuracies`.
+
 The matrix ``a[t, j]`` is the accuracy on the test samples of task j after session t,
 both counted from 0. It is NaN for j > t, before task j arrives. Accuracies are
 fractions; tables convert them to percent.

@@ -1,4 +1,8 @@
-"""Streams of tasks: class orders, protocols (B-m Inc-n and more) and their tasks."""
+"""Streams: the order in which classes arrive, and their division into tasks.
+
+A protocol named B-m Inc-n has m classes in the first task and n in each later one; with
+B-0, all tasks have n classes.
+"""
 
 from __future__ import annotations
 
@@ -274,7 +278,7 @@ class Stream:
     Parameters
     ----------
     protocol : Protocol
-        Settings.
+        Sizes of the tasks and further settings.
     seed : int
         Seed of the class order and all other draws.
     order : ndarray
@@ -364,9 +368,20 @@ def stream_of(
     seed: int = DEFAULT_SEED,
     earlier_seeds: Sequence[int] = (),
 ) -> Stream:
-    """Return the stream of a dataset; see :func:`make_stream`.
+    """Divide a dataset into the tasks of a protocol; see :func:`make_stream`.
 
-    The default protocol is B-0 Inc-10.
+    Parameters
+    ----------
+    data : Dataset or FeatureSet
+        Data with a training and a test set.
+    protocol : Protocol, optional
+        Settings. The default is B-0 Inc-10.
+    seed, earlier_seeds
+        As for :func:`make_stream`.
+
+    Returns
+    -------
+    Stream
 
     Raises
     ------

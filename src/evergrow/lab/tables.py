@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evergrow.core.errors import UnknownNameError
 from evergrow.core.escaping import csv_text, markdown_text, one_line, printable
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice
 from evergrow.lab.records import Record

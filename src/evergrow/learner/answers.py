@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.optional import require as import_extra
+from evergrow.core.imports import require as import_extra
 from evergrow.core.validation import check_choice, check_number
 from evergrow.learner.label_types import as_labels
 
@@ -73,14 +73,15 @@ class Answers:
         return (-self.values).argsort(axis=1, kind="stable")[:, :top]
 
     def part(self, rows: slice) -> Answers:
-        """Return some rows, renumbered from 0 and without failures."""
+        """Return the answers in a slice, with rows from 0 on and without failures."""
         names = ("values", "novelty", "unknown", "threshold", "index")
-        cut = {
+        selected = {
             name: getattr(self, name)[rows]
             for name in names
             if getattr(self, name) is not None
         }
-        return replace(self, rows=np.arange(len(cut["values"])), failures=(), **cut)
+        n = len(selected["values"])
+        return replace(self, rows=np.arange(n), failures=(), **selected)
 
     def to_frame(self, library: str = "pandas", *, top: int = 1) -> Any:
         """Return a data frame with one row per readable sample.
@@ -129,19 +130,24 @@ class Answers:
         )
 
     def _known_labels(self, module: Any, library: str) -> Any:
-        """Return a column with the label of each sample; empty for unknown samples."""
+        """Return a column with the label of each sample; missing for unknown samples.
+
+        Parameters
+        ----------
+        module : module
+            The imported pandas or polars.
+        library : {"pandas", "polars"}
+            Which of them it is.
+        """
         assert self.unknown is not None
-        found = self.labels[self.ranked(1)[:, 0]].tolist()
-        known = [
+        nearest = self.labels[self.ranked(1)[:, 0]].tolist()
+        labels = [
             None if unknown else label
-            for label, unknown in zip(found, self.unknown.tolist(), strict=True)
+            for label, unknown in zip(nearest, self.unknown.tolist(), strict=True)
         ]
-        kinds = {"name": "object", "integer": "Int64", "boolean": "boolean"}
         if library == "polars":
-            types = {
-                "name": module.String,
-                "integer": module.Int64,
-                "boolean": module.Boolean,
-            }
-            return module.Series(known, dtype=types[self.label_kind])
-        return module.array(known, dtype=kinds[self.label_kind])
+            types = {"name": "String", "integer": "Int64", "boolean": "Boolean"}
+            return module.Series(labels, dtype=getattr(module, types[self.label_kind]))
+        # These types of pandas can be missing.
+        types = {"name": "object", "integer": "Int64", "boolean": "boolean"}
+        return module.array(labels, dtype=types[self.label_kind])

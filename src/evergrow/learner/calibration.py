@@ -3,8 +3,11 @@
 The temperature of probabilities, the weights of the novelty terms and the threshold for
 a stated fraction of false alarms are computed from held-out rows. Terms are kept in
 units of the terms that the statistics of the scoring model expect of known rows, so
-that they stay comparable while the model grows. How rows are measured:
-:mod:`evergrow.learner.measuring`.
+that they stay comparable while the model grows.
+
+When a head has learned a batch, its rows are scored as if their fold had not been
+learned. This is exact and takes no second model. Rows of new classes are measured
+before they are learned.
 """
 
 from __future__ import annotations
@@ -21,31 +24,50 @@ from numpy.typing import NDArray
 from evergrow.core.errors import NotFittedError
 from evergrow.core.record import Spec, record, require
 from evergrow.core.validation import check_number
-from evergrow.head.novelty.pool import NoveltyPool, UnknownRows, ageing_weights
 from evergrow.head.novelty.score import (
     LARGEST_TERM,
     N_COLUMNS,
+    NoveltyPool,
+    UnknownRows,
+    ageing_weights,
     from_units,
     term_units,
     to_units,
 )
-from evergrow.head.temperature import TEMPERATURES, best_temperature, guess_losses
+from evergrow.head.temperature import (
+    TEMPERATURES,
+    best_temperature,
+    guess_losses,
+    log_losses,
+)
 from evergrow.learner.held_out_rows import (
     LARGEST_LOSS,
     MARK_TOLERANCE,
     MAX_DRAWN_ROWS,
     HeldOutRows,
     Measurement,
+    assign_class_folds,
+    assign_folds,
     bounded_features,
     matching_rows,
+    row_keys,
     sample_marks,
 )
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
+    from evergrow.head.solved_cache import HeldOutScores
+    from evergrow.learner.learning import LabelledRows
+
+MIN_CLASSES_TO_LEAVE_OUT = 4
+"""Number of classes from which each is also measured as if it were new. At least two
+must be left, and a model of two says little about a larger one."""
 
 FALSE_ALARM = 0.05
 """Default fraction of known samples that may be called unknown."""
+
+ENOUGH_ROWS = 1000
+"""Number of scored rows of a batch after which no further fold is scored."""
 
 EASY_CLASS = 2.0
 """Decrease of the log-weight of a class in the threshold, per unit by which the mean
@@ -126,13 +148,11 @@ class Calibration:
     def check(self) -> None:
         """Raise :class:`FileFormatError` if the tables do not fit each other."""
         for name, rows in (("known", self.known), ("unknown", self.unknown)):
-            for column, least_above in (
+            for indices, length in (
                 (rows.measurement, len(self.measurements)),
                 (rows.codes, len(self.classes)),
             ):
-                fits = not len(column) or (
-                    column.min() >= 0 and column.max() < least_above
-                )
+                fits = bool(((indices >= 0) & (indices < length)).all())
                 require(fits, f"its {name} rows are of no measurement or class")
         require(
             len(self.expected) <= MAX_DRAWN_ROWS,
@@ -160,21 +180,22 @@ class Calibration:
     @cached_property
     def _weights(self) -> NDArray[np.float64]:
         """Weight of each known row in use; rows of smaller models count less."""
-        used = self.known.measurement[self._in_use]
-        found, numbers = np.unique(used, return_counts=True)
-        if not len(found):
+        of_row = self.known.measurement[self._in_use]
+        used, counts = np.unique(of_row, return_counts=True)
+        if not len(used):
             return np.empty(0)
-        entries = [self.measurements[index] for index in found.tolist()]
-        rows = [
-            number + entry.expected
-            for number, entry in zip(numbers.tolist(), entries, strict=True)
+        entries = [self.measurements[index] for index in used.tolist()]
+        # Drawn rows stand in for samples, so they count as rows.
+        n_rows = [
+            count + entry.expected
+            for count, entry in zip(counts.tolist(), entries, strict=True)
         ]
-        ageing = ageing_weights(rows, [entry.size for entry in entries])
-        return np.asarray(ageing[np.searchsorted(found, used)])
+        ageing = ageing_weights(n_rows, [entry.size for entry in entries])
+        return np.asarray(ageing[np.searchsorted(used, of_row)])
 
     @cached_property
     def _n_expected(self) -> int:
-        """Number of rows drawn from the statistics that are needed."""
+        """Number of rows to draw from the statistics."""
         used = np.unique(self.known.measurement[self._in_use]).tolist()
         wanted: int = sum(self.measurements[index].expected for index in used)
         return min(wanted, MAX_DRAWN_ROWS)
@@ -205,10 +226,10 @@ class Calibration:
 
     @cached_property
     def _scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Novelty of known rows by the present score, ascending, and their weights."""
+        """Novelty of known and drawn rows, ascending, and their weights."""
         terms, weights = self._terms
         scores = self.pool.standard().score(terms)
-        measured = slice(0, self.n)
+        measured = slice(0, self.n)  # drawn rows follow
         weights = weights.copy()
         weights[measured] *= class_shares(
             scores[measured], self.known.codes[self._in_use], weights[measured]
@@ -218,7 +239,7 @@ class Calibration:
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """Novelty of known rows by the present score, ascending."""
+        """Novelty of known and drawn rows by the present score, ascending."""
         if self.n:
             return self._scores[0]
         return np.empty(0)
@@ -306,14 +327,21 @@ class Calibration:
         losses = rows.losses[:, below : below + 2].astype(np.float64)
         return np.asarray(np.exp(-(losses @ np.array([1.0 - share, share]))))
 
-    def applied(self, head: IncrementalClassifier) -> Calibration:
-        """Calibrate a head, and return the calibration for its present statistics.
+    # -- calibrating a head ------------------------------------------------------------
+
+    def calibrate_head(self, head: IncrementalClassifier) -> Calibration:
+        """Calibrate a head in place; return the calibration for its present statistics.
 
         Parameters
         ----------
         head : IncrementalClassifier
-            Its probabilities and novelty are calibrated in place. A head without
-            calibration is not changed.
+            Gets a temperature and a novelty score; none of both if no rows are in use.
+            A head without the method ``calibrate`` is not changed.
+
+        Returns
+        -------
+        Calibration
+            The same rows, with new drawn rows and the number of classes of the head.
         """
         if not hasattr(head, "calibrate"):
             return self
@@ -321,19 +349,176 @@ class Calibration:
         if not after.n:
             head.calibrate(temperature=None, novelty=None)
             return after
-        found = head.expected_terms()
-        units = term_units(found)
-        drawn = np.linspace(0, len(found) - 1, after._n_expected).astype(np.int64)
-        after = replace(after, expected=to_units(found[drawn], units))
+        terms = head.expected_terms()
+        units = term_units(terms)
+        drawn = np.linspace(0, len(terms) - 1, after._n_expected).astype(np.int64)
+        after = replace(after, expected=to_units(terms[drawn], units))
         head.calibrate(
             temperature=after.temperature(),
             novelty=from_units(after.pool.standard(), units),
         )
         return after
 
+    def with_new_classes(
+        self,
+        head: IncrementalClassifier,
+        block: LabelledRows,
+        counts: Mapping[str, int],
+        seed: int,
+    ) -> Calibration:
+        """Return the calibration with the rows of new classes, before they are learned.
+
+        Nothing is measured with a single class, because its novelty is a plain
+        distance.
+
+        Parameters
+        ----------
+        head : IncrementalClassifier
+            The head, which has not learned the block. It is not changed.
+        block : LabelledRows
+            Samples that will be learned.
+        counts : mapping of str to int
+            Number of learned samples per class, without the block.
+        seed : int
+            Seed of the choice of at most :data:`ENOUGH_ROWS` rows.
+        """
+        new = np.flatnonzero(~np.isin(block.labels, list(counts)))
+        known = replace(self, n_classes=len(counts))
+        if len(counts) < 2 or not len(new) or not known.n:
+            return self
+        if not hasattr(head, "novelty_terms"):
+            return self
+        import torch
+
+        keys = row_keys(block.X[new], seed)
+        rows = np.sort(new[np.argsort(keys, kind="stable")[:ENOUGH_ROWS]])
+        units = term_units(head.expected_terms())
+        scores = torch.from_numpy(head.class_scores(block.X[rows]))
+        return self._with_rows(
+            block.X[rows],
+            block.labels[rows],
+            Measurement(sum(counts.values()), len(counts)),
+            to_units(head.novelty_terms(block.X[rows]), units),
+            log_losses(scores, scores.argmax(dim=1)),
+            known=False,
+        )
+
+    def calibrate_after(
+        self,
+        head: IncrementalClassifier,
+        block: LabelledRows,
+        counts: Mapping[str, int],
+        seed: int,
+    ) -> Calibration:
+        """Measure rows of a block that a head has just learned, and calibrate the head.
+
+        Parameters
+        ----------
+        head : IncrementalClassifier
+            The head, calibrated in place. A head without ``novelty_score`` is not
+            changed, and nothing is measured.
+        block : LabelledRows
+            Samples that were learned.
+        counts : mapping of str to int
+            Number of learned samples per class, with the block.
+        seed : int
+            Seed of the folds.
+
+        Returns
+        -------
+        Calibration
+            The calibration with the measured rows.
+        """
+        if not hasattr(head, "novelty_score"):
+            return self
+        names = sorted(counts)
+        codes = np.searchsorted(names, block.labels)
+        class_counts = np.array([counts[name] for name in names])
+        folds = assign_folds(codes, class_counts, row_keys(block.X, seed))
+        # Folds are scored until there are enough rows.
+        fold_sizes = np.bincount(folds[folds >= 0], minlength=1)
+        rows_before = np.cumsum(fold_sizes) - fold_sizes
+        rows = np.flatnonzero((folds >= 0) & (rows_before[folds] < ENOUGH_ROWS))
+        if not len(rows):
+            return self.calibrate_head(head)
+        weights = None
+        if block.weights is not None:
+            weights = block.weights[rows]
+        scores: HeldOutScores = head.held_out_scores(
+            block.X[rows], block.labels[rows], folds[rows], weights
+        )
+        n_samples = sum(counts.values())
+        # If most samples were never scored, rows drawn from the statistics stand in.
+        n_drawn = 0
+        if not replace(self, n_classes=len(counts)).n:
+            n_unscored = n_samples - len(block.labels) - len(rows)
+            n_drawn = min(max(n_unscored, 0), MAX_DRAWN_ROWS)
+        guess = float(np.clip(scores.guess, 1e-12, 1e12))
+        after = self._with_rows(
+            block.X[rows],
+            block.labels[rows],
+            Measurement(n_samples, len(counts), guess, n_drawn),
+            to_units(scores.terms, term_units(head.expected_terms())),
+            scores.losses,
+            known=True,
+        )
+        after = after._with_left_out_classes(head, block, counts)
+        return after.calibrate_head(head)
+
+    def _with_left_out_classes(
+        self,
+        head: IncrementalClassifier,
+        block: LabelledRows,
+        counts: Mapping[str, int],
+    ) -> Calibration:
+        """Return the calibration with rows of the first classes, as if each were new.
+
+        :meth:`with_new_classes` measures classes that a model learns later. The first
+        ones are left out of the model by subtraction, one fold of classes at a time.
+
+        Parameters
+        ----------
+        head : IncrementalClassifier
+            The head. It has learned the block and is not changed.
+        block : LabelledRows
+            Samples that were learned.
+        counts : mapping of str to int
+            Number of learned samples per class, with the block.
+        """
+        names, sizes = np.unique(block.labels, return_counts=True)
+        totals = np.array([counts[name] for name in names.tolist()])
+        first = names[sizes == totals]
+        has_old_classes = len(counts) - len(first) > 1
+        if has_old_classes or len(counts) < MIN_CLASSES_TO_LEAVE_OUT:
+            return self
+        if not hasattr(head, "scores_as_new_class"):
+            return self
+        folds = assign_class_folds(block.labels, first, ENOUGH_ROWS)
+        rows = np.flatnonzero(folds >= 0)
+        if not len(rows):
+            return self
+        weights = None if block.weights is None else block.weights[rows]
+        found: HeldOutScores = head.scores_as_new_class(
+            block.X[rows], block.labels[rows], folds[rows], weights
+        )
+        after = self
+        for fold in np.unique(folds[rows]).tolist():
+            own = folds[rows] == fold
+            n_samples = sum(counts.values()) - int(own.sum())
+            n_classes = len(counts) - len(np.unique(block.labels[rows][own]))
+            after = after._with_rows(
+                block.X[rows][own],
+                block.labels[rows][own],
+                Measurement(n_samples, n_classes),
+                found.terms[own],
+                None if found.losses is None else found.losses[own],
+                known=False,
+            )
+        return after
+
     # -- changes ----------------------------------------------------------------------
 
-    def with_rows(
+    def _with_rows(
         self,
         X: NDArray[np.floating],
         labels: NDArray[np.str_],
@@ -347,10 +532,8 @@ class Calibration:
 
         Parameters
         ----------
-        X : ndarray of shape (n, d)
-            Features of the rows.
-        labels : ndarray of shape (n,)
-            Their classes.
+        X, labels : ndarray of shape (n, d), ndarray of shape (n,)
+            Features and classes of the rows.
         measurement : Measurement
             How they were measured.
         terms : ndarray of shape (n, 6)
@@ -361,17 +544,18 @@ class Calibration:
             Whether the class of the rows was known to the measuring model.
         """
         classes = tuple(dict.fromkeys([*self.classes, *np.unique(labels).tolist()]))
-        columns = {name: column for column, name in enumerate(classes)}
-        kept = None
+        codes = {name: code for code, name in enumerate(classes)}
+        stored = None
         if losses is not None:
             bounded = np.nan_to_num(losses, nan=LARGEST_LOSS, posinf=LARGEST_LOSS)
-            kept = np.minimum(bounded, 0.99 * LARGEST_LOSS).astype(np.float32)
+            # In float32 a loss just below the bound could be rounded above it.
+            stored = np.minimum(bounded, 0.99 * LARGEST_LOSS).astype(np.float32)
         rows = HeldOutRows(
             np.full(len(labels), len(self.measurements), dtype=np.int64),
-            np.array([columns[name] for name in labels.tolist()], dtype=np.int64),
+            np.array([codes[name] for name in labels.tolist()], dtype=np.int64),
             sample_marks(X),
             terms,
-            kept,
+            stored,
         )
         after = replace(
             self, measurements=(*self.measurements, measurement), classes=classes
@@ -412,33 +596,35 @@ class Calibration:
             return self, 0
         marks = sample_marks(X)
         lengths = np.linalg.norm(bounded_features(X), axis=1)
-        within = MARK_TOLERANCE * lengths / math.sqrt(X.shape[1])
+        tolerances = MARK_TOLERANCE * lengths / math.sqrt(X.shape[1])
         columns = {name: column for column, name in enumerate(self.classes)}
         codes = np.array([columns.get(name, -1) for name in labels.tolist()])
-        left = np.array([counts.get(name, 0) for name in self.classes], dtype=np.int64)
-        known = matching_rows(self.known, marks, codes, within, left)
-        unknown = matching_rows(self.unknown, marks, codes, within, left)
+        n_left = np.array(
+            [counts.get(name, 0) for name in self.classes], dtype=np.int64
+        )
+        known = matching_rows(self.known, marks, codes, tolerances, n_left)
+        unknown = matching_rows(self.unknown, marks, codes, tolerances, n_left)
+        has_known = known >= 0
+        has_unknown = unknown >= 0
         # A sample influenced all measurements since the one in which its class was
         # learned. If it has no row, this may be the first measurement.
         first = np.zeros(len(labels), dtype=np.int64)
-        has_unknown = unknown >= 0
         first[has_unknown] = self.unknown.measurement[unknown[has_unknown]] + 1
-        has_known = known >= 0
         first[has_known] = self.known.measurement[known[has_known]]
-        is_kept = np.ones(len(self.known), dtype=bool)
-        is_kept[known[has_known]] = False
-        is_left = np.ones(len(self.unknown), dtype=bool)
-        is_left[unknown[has_unknown]] = False
-        influenced = int((self.known.measurement[is_kept] >= first.min()).sum())
-        influenced += int((self.unknown.measurement[is_left] >= first.min()).sum())
-        return self._with_kept(is_kept, is_left), influenced
+        keep_known = np.ones(len(self.known), dtype=bool)
+        keep_known[known[has_known]] = False
+        keep_unknown = np.ones(len(self.unknown), dtype=bool)
+        keep_unknown[unknown[has_unknown]] = False
+        influenced = int((self.known.measurement[keep_known] >= first.min()).sum())
+        influenced += int((self.unknown.measurement[keep_unknown] >= first.min()).sum())
+        return self._keep_rows(keep_known, keep_unknown), influenced
 
     def without_classes(self, names: Collection[str]) -> Calibration:
         """Return the calibration without the rows of whole classes."""
         gone = np.array([name in names for name in self.classes], dtype=bool)
         if not gone.any():
             return self
-        return self._with_kept(~gone[self.known.codes], ~gone[self.unknown.codes])
+        return self._keep_rows(~gone[self.known.codes], ~gone[self.unknown.codes])
 
     def renamed(self, names: Mapping[str, str]) -> Calibration:
         """Return the calibration with renamed classes. Equal names are merged."""
@@ -454,11 +640,9 @@ class Calibration:
             unknown=replace(self.unknown, codes=codes[self.unknown.codes]),
         )
 
-    def merged(
-        self, other: Calibration, base: Calibration | None = None
-    ) -> Calibration:
-        """Return the rows of both. Rows of a common base count once."""
-        common = set() if base is None else set(base._digests())
+    def merged(self, other: Calibration, base: Calibration) -> Calibration:
+        """Return the rows of both. Measurements of a common base count once."""
+        common = set(base._digests())
         classes = tuple(dict.fromkeys([*self.classes, *other.classes]))
         codes = np.array([classes.index(name) for name in other.classes], dtype=int)
         is_new = np.array([name not in common for name in other._digests()], dtype=bool)
@@ -489,25 +673,28 @@ class Calibration:
             for index, entry in enumerate(self.measurements)
         ]
 
-    def _with_kept(
+    def _keep_rows(
         self, known: NDArray[np.bool_], unknown: NDArray[np.bool_]
     ) -> Calibration:
-        """Return the rows of two masks, and the measurements and classes they use."""
+        """Return the calibration with the rows of two masks.
+
+        Measurements and classes without rows are removed, and the others renumbered.
+        """
         tables = [self.known.take(known), self.unknown.take(unknown)]
         used = np.unique(np.concatenate([rows.measurement for rows in tables]))
-        named = np.unique(np.concatenate([rows.codes for rows in tables]))
+        codes = np.unique(np.concatenate([rows.codes for rows in tables]))
         tables = [
             replace(
                 rows,
                 measurement=np.searchsorted(used, rows.measurement),
-                codes=np.searchsorted(named, rows.codes),
+                codes=np.searchsorted(codes, rows.codes),
             )
             for rows in tables
         ]
         return replace(
             self,
             measurements=tuple(self.measurements[index] for index in used.tolist()),
-            classes=tuple(self.classes[code] for code in named.tolist()),
+            classes=tuple(self.classes[code] for code in codes.tolist()),
             known=tables[0] if len(tables[0]) else HeldOutRows.none(),
             unknown=tables[1] if len(tables[1]) else HeldOutRows.none(),
         )
@@ -518,7 +705,7 @@ def class_shares(
     codes: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the weight of each held-out row in the threshold, by its class.
+    """Return factors of the weights of held-out rows in the threshold, by class.
 
     A class with much lower novelty than the others would lower the threshold, and raise
     false alarms in the other classes. Its rows have smaller weights. Class means are
@@ -533,6 +720,11 @@ def class_shares(
     weights : ndarray of shape (n,)
         Their weights from other causes.
 
+    Returns
+    -------
+    ndarray of shape (n,)
+        1 for classes of at least median novelty, less for easier ones.
+
     Examples
     --------
     >>> import numpy as np
@@ -546,11 +738,12 @@ def class_shares(
     """
     _, codes = np.unique(codes, return_inverse=True)
     totals = np.bincount(codes, weights)
-    levels = np.bincount(codes, weights * scores) / totals
-    effective = totals**2 / np.bincount(codes, weights**2)
-    freedom = max(len(codes) - len(totals), 1)
-    within = float(((scores - levels[codes]) ** 2).sum()) / freedom
-    noise = max(within, 1e-12) / effective
-    between = max(float(np.var(levels) - noise.mean()), 0.0)
-    shrunk = (levels - np.median(levels)) * between / (between + noise)
+    means = np.bincount(codes, weights * scores) / totals
+    # Effective number of rows of each class; equal weights give the number itself.
+    n_effective = totals**2 / np.bincount(codes, weights**2)
+    n_free = max(len(codes) - len(totals), 1)
+    variance = float(((scores - means[codes]) ** 2).sum()) / n_free
+    noise = max(variance, 1e-12) / n_effective
+    between = max(float(np.var(means) - noise.mean()), 0.0)
+    shrunk = (means - np.median(means)) * between / (between + noise)
     return np.asarray(np.exp(EASY_CLASS * np.minimum(shrunk, 0.0))[codes])

@@ -1,4 +1,7 @@
-"""State changes: edit classes, unlearn and relabel samples, merge two models."""
+"""State changes: edit classes, unlearn, relabel, pseudo-label, fade, and merge models.
+
+Every function returns a new state; the given one is not changed.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import (
+    InputError,
     LabelError,
     MergeError,
     NothingLeftError,
@@ -20,34 +24,38 @@ from evergrow.core.errors import (
     UnlearnError,
 )
 from evergrow.data import DataOptions
-from evergrow.data.class_labels import as_names
-from evergrow.data.inputs import read_items, read_unknown
+from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.label_types import require_known
-from evergrow.learner.learning import LabelledRows
-from evergrow.learner.measuring import before_new_classes, calibrated
+from evergrow.learner.learning import LabelledRows, join_blocks
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,
-    counted,
+    add_counts,
+    add_labels,
     fingerprint,
     learned_data,
-    summed,
 )
 
+if TYPE_CHECKING:
+    from evergrow.head.pseudo_labels import PseudoLabelReport
 
-def _class_name(value: Any) -> str:
-    return str(as_names([value], 1)[0])
+
+# -- classes ---------------------------------------------------------------------------
 
 
-def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
+def _class_name(label: Any) -> str:
+    return str(as_names([label], 1)[0])
+
+
+def renamed(state: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     """Rename classes, all at once.
 
     Parameters
     ----------
-    now : Snapshot
+    state : Snapshot
         The current state.
     names : mapping of str to str
         New names by old names.
@@ -63,27 +71,29 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
             "new name must be another than the old one, "
             f"got {next(iter(mapping))!r} for both"
         )
-    head = now.head.branch().rename_classes(mapping)
+    head = state.head.branch().rename_classes(mapping)
     mapping = {old: new for old, new in mapping.items() if new != old}
     change = Change.now(
         "rename",
-        sum(now.counts[old] for old in mapping),
+        sum(state.counts[old] for old in mapping),
         sorted(mapping.values()),
         names=mapping,
     )
-    counts = dict(
-        sorted((mapping.get(name, name), n) for name, n in now.counts.items())
+    counts = {mapping.get(name, name): n for name, n in state.counts.items()}
+    return state.after(
+        change,
+        head=head,
+        counts=dict(sorted(counts.items())),
+        calibration=state.calibration.renamed(mapping),
     )
-    calibration = now.calibration.renamed(mapping)
-    return now.after(change, head=head, counts=counts, calibration=calibration)
 
 
-def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
+def with_merged_classes(state: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
     """Merge several classes into one.
 
     Parameters
     ----------
-    now : Snapshot
+    state : Snapshot
         The current state.
     names : iterable of str
         Classes to merge.
@@ -96,24 +106,23 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     LabelError
         If a class was never learned, or there are fewer than two.
     """
-    if isinstance(names, str):
-        given = {names}
-    else:
-        given = {str(name) for name in names}
     target = _class_name(into)
-    gone = sorted(given | ({target} & now.counts.keys()))
-    head = now.head.branch().merge_classes(gone, target).settle(cheap_only=True)
-    mapping = {name: target for name in gone if name != target}
+    given = {names} if isinstance(names, str) else {str(name) for name in names}
+    merged_names = sorted(given | ({target} & state.counts.keys()))
+    head = state.head.branch().merge_classes(merged_names, target)
+    head.settle(cheap_only=True)
+    mapping = {name: target for name in merged_names if name != target}
     change = Change.now(
         "merge-classes",
-        sum(now.counts[name] for name in mapping),
+        sum(state.counts[name] for name in mapping),
         [target],
         names=mapping,
     )
-    counts = {name: n for name, n in now.counts.items() if name not in gone}
-    counts[target] = sum(now.counts[name] for name in gone)
-    calibration = replace(now.calibration.renamed(mapping), n_classes=len(counts))
-    return now.after(
+    counts = {name: n for name, n in state.counts.items() if name not in merged_names}
+    counts[target] = sum(state.counts[name] for name in merged_names)
+    # The head keeps its temperature and novelty score.
+    calibration = replace(state.calibration.renamed(mapping), n_classes=len(counts))
+    return state.after(
         change,
         head=head,
         counts=dict(sorted(counts.items())),
@@ -121,7 +130,7 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     )
 
 
-def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
+def forgotten(state: Snapshot, names: Iterable[Any]) -> Snapshot:
     """Remove whole classes; without the last one the state is empty.
 
     Held-out rows of these classes are removed from the calibration too.
@@ -131,18 +140,24 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
     LabelError
         If a class was never learned.
     """
-    gone = sorted({str(name) for name in names})
-    if not gone:
+    removed = sorted({str(name) for name in names})
+    if not removed:
         raise LabelError("names must name at least one class to forget, got none")
-    require_known(gone, now.counts)
-    left = {name: n for name, n in now.counts.items() if name not in gone}
-    forget = now.head.branch().forget_classes  # raises an error if unsupported
-    change = Change.now("forget", sum(now.counts[name] for name in gone), gone)
-    calibration = now.calibration.without_classes(gone)
-    return _with_left(now, change, forget(gone) if left else None, left, calibration)
+    require_known(removed, state.counts)
+    counts = {name: n for name, n in state.counts.items() if name not in removed}
+    head = state.head.branch()
+    forget_classes = head.forget_classes  # raises an error if unsupported
+    if counts:
+        head = forget_classes(removed)
+    change = Change.now("forget", sum(state.counts[name] for name in removed), removed)
+    calibration = state.calibration.without_classes(removed)
+    return _after_removal(state, change, head, counts, calibration)
 
 
-def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
+# -- samples ---------------------------------------------------------------------------
+
+
+def unlearned(state: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
     """Remove samples, as if they had never been learned.
 
     Their held-out rows are removed from the calibration. Remaining rows that were
@@ -153,38 +168,39 @@ def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
     UnlearnError
         If they were never learned, or with other weights.
     """
-    head = now.head.branch()
-    counts = Counter(now.counts)
-    calibration = now.calibration
+    head = state.head.branch()
+    counts = Counter(state.counts)
+    calibration = state.calibration
     influenced = 0
-    data: list[str] = []
+    fingerprints: list[str] = []
     for block in blocks:
-        require_known(block.labels.tolist(), now.counts)
+        require_known(block.labels.tolist(), state.counts)
         counts.subtract(block.labels.tolist())
-        name, n = min(counts.items(), key=lambda entry: entry[1])
+        rarest, n = min(counts.items(), key=lambda entry: entry[1])
         if n < 0:
             raise UnlearnError(
                 "no more samples of a class can be unlearned than were learned, "
-                f"got {-n} too many of {name!r}"
+                f"got {-n} too many of {rarest!r}"
             )
         with suppress(NothingLeftError):  # the last samples: the head is not used again
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
-        data.append(fingerprint(block.X, block.weights))
-        calibration, found = calibration.without_samples(block.X, block.labels, counts)
-        influenced = max(influenced, found)
-    left = {name: n for name, n in counts.items() if n}
-    samples = sum(now.counts.values()) - sum(left.values())
-    gone = sorted(now.counts.keys() - left.keys())
-    calibration = calibration.without_classes(gone)
+        fingerprints.append(fingerprint(block.X, block.weights))
+        calibration, n_influenced = calibration.without_samples(
+            block.X, block.labels, counts
+        )
+        influenced = max(influenced, n_influenced)
+    remaining = {name: n for name, n in counts.items() if n}
+    removed = sorted(state.counts.keys() - remaining.keys())
+    calibration = calibration.without_classes(removed)
     change = Change.now(
         "unlearn",
-        samples,
-        gone,
-        data=tuple(data),
+        sum(state.counts.values()) - sum(remaining.values()),
+        removed,
+        data=tuple(fingerprints),
         influenced_scores=min(influenced, calibration.n_rows),
     )
     try:
-        return _with_left(now, change, head, left, calibration)
+        return _after_removal(state, change, head, remaining, calibration)
     except NumericalError as error:
         raise UnlearnError(
             "samples to unlearn must have the labels that they were learned with: "
@@ -192,19 +208,23 @@ def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
         ) from error
 
 
-def _with_left(
-    now: Snapshot,
+def _after_removal(
+    state: Snapshot,
     change: Change,
     head: Any,
-    left: dict[str, int],
+    counts: dict[str, int],
     calibration: Calibration,
 ) -> Snapshot:
-    """Return the state after samples were removed; empty without the last one."""
-    if left:
+    """Return the state after samples were removed; empty without counts.
+
+    The head, which is not used if the state is empty, is solved and calibrated in
+    place.
+    """
+    if counts:
         head = head.settle(cheap_only=True)
-        calibration = calibration.applied(head)
-        return now.after(change, head=head, counts=left, calibration=calibration)
-    return now.after(
+        calibration = calibration.calibrate_head(head)
+        return state.after(change, head=head, counts=counts, calibration=calibration)
+    return state.after(
         change, head=None, counts={}, calibration=Calibration(), widths=(), columns=()
     )
 
@@ -212,7 +232,7 @@ def _with_left(
 def read_movable(
     data: Any, kind: str | None, options: DataOptions | None = None
 ) -> Samples:
-    """Return samples, with labels if the data has them."""
+    """Return the samples of a call of `relabel`, with labels if the data has them."""
     if isinstance(data, (str, os.PathLike)) and os.path.splitext(data)[1].lower() in (
         ".txt",
         ".npy",
@@ -221,11 +241,19 @@ def read_movable(
     return read_unknown(data, kind, "train", options)
 
 
-def moving(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
-    """Return the names of both classes, or raise an error if they are not valid."""
-    _ = now.head.unlearn  # raises an error if unsupported
+def check_move(state: Snapshot, source: Any, target: Any) -> tuple[str, str]:
+    """Return the names of both classes if samples can move from `source` to `target`.
+
+    Raises
+    ------
+    UnsupportedError
+        If the method cannot unlearn.
+    LabelError
+        If `source` was never learned, or both are the same class.
+    """
+    _ = state.head.unlearn  # raises an error if unsupported
     names = str(source), _class_name(target)
-    require_known(names[:1], now.counts)
+    require_known(names[:1], state.counts)
     if names[0] == names[1]:
         raise LabelError(
             f"Samples of {names[0]!r} cannot move to the same class; name another."
@@ -234,7 +262,7 @@ def moving(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
 
 
 def samples_to_move(samples: Samples, source: str) -> Samples:
-    """Return the samples to move: those of the class, or all if there are no labels.
+    """Return the samples of a class, or all samples if they have no labels.
 
     Raises
     ------
@@ -253,12 +281,12 @@ def samples_to_move(samples: Samples, source: str) -> Samples:
     return samples.take(rows)
 
 
-def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snapshot:
+def relabelled(state: Snapshot, X: NDArray[Any], source: str, target: str) -> Snapshot:
     """Move rows from one class to another, as if they had been learned so.
 
     Parameters
     ----------
-    now : Snapshot
+    state : Snapshot
         The current state.
     X : ndarray of shape (n, d)
         Features of the samples.
@@ -270,35 +298,98 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
     UnlearnError
         If they were not learned as `source`.
     """
-    left = now.counts[source] - len(X)
-    if not left and len(now.counts) == 1:
-        return renamed(now, {source: target})
-    before, after = (
-        np.array([name] * len(X), dtype=np.str_) for name in (source, target)
+    n_left = state.counts[source] - len(X)
+    if not n_left and len(state.counts) == 1:
+        return renamed(state, {source: target})
+    remaining = {name: n for name, n in {**state.counts, source: n_left}.items() if n}
+    old_labels = np.full(len(X), source)
+    head = state.head.branch().unlearn(X, old_labels)
+    calibration, influenced = state.calibration.without_samples(
+        X, old_labels, remaining
     )
-    remaining = {name: n for name, n in {**now.counts, source: left}.items() if n}
-    head = now.head.branch().unlearn(X, before)
-    calibration, influenced = now.calibration.without_samples(X, before, remaining)
-    if not left:
+    if not n_left:
         calibration = calibration.without_classes([source])
-    calibration = calibration.applied(head.settle(cheap_only=True))
-    block = LabelledRows(X, after)
-    calibration = before_new_classes(calibration, head, block, remaining, now.seed)
-    head = head.partial_fit(X, after).settle(cheap_only=True)
-    counts = counted(remaining, after)
-    calibration = calibrated(calibration, head, block, counts, now.seed)
+    calibration = calibration.calibrate_head(head.settle(cheap_only=True))
+
+    block = LabelledRows(X, np.full(len(X), target))
+    calibration = calibration.with_new_classes(head, block, remaining, state.seed)
+    head = head.partial_fit(X, block.labels).settle(cheap_only=True)
+    counts = add_labels(remaining, block.labels)
+    calibration = calibration.calibrate_after(head, block, counts, state.seed)
     change = Change.now(
         "relabel",
         len(X),
-        [] if target in now.counts else [target],
+        [] if target in state.counts else [target],
         data=(fingerprint(X),),
         names={source: target},
         influenced_scores=influenced,
     )
-    return now.after(change, head=head, counts=counts, calibration=calibration)
+    return state.after(change, head=head, counts=counts, calibration=calibration)
 
 
-# -- merging two models --
+# -- unlabelled samples, fading --------------------------------------------------------
+
+
+def with_unlabelled(
+    state: Snapshot, blocks: Iterable[LabelledRows]
+) -> tuple[Snapshot, PseudoLabelReport]:
+    """Learn unlabelled samples as their predicted class.
+
+    Parameters
+    ----------
+    state : Snapshot
+        The current state.
+    blocks : iterable of LabelledRows
+        Feature vectors with empty labels. Each block of a stream is labelled by the
+        model that learned the blocks before it.
+
+    Returns
+    -------
+    (Snapshot, PseudoLabelReport)
+        The new state, and how many samples were used per class.
+
+    Raises
+    ------
+    InputError
+        If every sample looks unknown.
+    LabelError
+        If the model knows fewer than two classes.
+    """
+    from evergrow.head.pseudo_labels import PseudoLabelReport
+
+    head = state.head.branch()
+    report = PseudoLabelReport()
+    threshold = state.calibration.threshold() if state.calibration.n else None
+    for block in join_blocks(blocks):
+        report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
+    if not report.used:
+        raise InputError(
+            f"none of the {report.unknown:,} samples without labels looks like a "
+            "class that was learned, so nothing was learned from them: group_unknown() "
+            "sorts them into groups that can be named"
+        )
+    note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
+    head.settle(cheap_only=True)
+    change = Change.now("unlabelled", report.used, note=note)
+    return state.after(change, head=head), report
+
+
+def without_unlabelled(state: Snapshot) -> Snapshot:
+    """Remove everything that was learned without labels."""
+    head = state.head.branch()
+    change = Change.now("forget-unlabelled", getattr(head, "n_pseudo_labels_", 0))
+    return state.after(change, head=head.forget_unlabelled())
+
+
+def faded(state: Snapshot, factor: float) -> Snapshot:
+    """Multiply the weight of everything learned so far by a factor."""
+    head = state.head.branch().fade(factor).settle(cheap_only=True)
+    change = Change.now("fade", sum(state.counts.values()), note=f"times {factor:g}")
+    calibration = state.calibration.calibrate_head(head)
+    return state.after(change, head=head, calibration=calibration)
+
+
+# -- merging two models ----------------------------------------------------------------
 
 
 def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
@@ -321,33 +412,36 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
             raise MergeError(
                 f"learners to merge must have labels of one kind, got {kinds}"
             )
-    if base is None:
-        known = Snapshot(mine.recipe, {})
-    else:
-        known = base
     _check_separate(mine, theirs, base)
-    counts = summed(mine.counts, theirs.counts, known.counts)
-    head = mine.head.branch().merge(theirs.head, known.head).settle(cheap_only=True)
-    calibration = mine.calibration.merged(theirs.calibration, known.calibration)
-    calibration = calibration.applied(head)
+    common = Snapshot(mine.recipe, {}) if base is None else base
+    counts = add_counts(mine.counts, theirs.counts, common.counts)
+    head = mine.head.branch().merge(theirs.head, common.head).settle(cheap_only=True)
+    calibration = mine.calibration.merged(theirs.calibration, common.calibration)
+    new_data = learned_data(theirs.history) - learned_data(common.history)
     change = Change.now(
         "merge",
-        sum(theirs.counts.values()) - sum(known.counts.values()),
+        sum(theirs.counts.values()) - sum(common.counts.values()),
         sorted(theirs.counts.keys() - mine.counts.keys()),
-        data=tuple(sorted(learned_data(theirs.history) - learned_data(known.history))),
+        data=tuple(sorted(new_data)),
     )
-    kind = mine.label_kind if mine.counts else theirs.label_kind
     return mine.after(
-        change, head=head, counts=counts, calibration=calibration, label_kind=kind
+        change,
+        head=head,
+        counts=counts,
+        calibration=calibration.calibrate_head(head),
+        label_kind=mine.label_kind if mine.counts else theirs.label_kind,
     )
 
 
 def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
-    """Return how two backbones differ; the location of the weights does not count."""
+    """Return how two backbones differ; the location of the weights does not count.
+
+    An empty list means that both give the same features.
+    """
     if a is None or b is None:
-        names = ["none" if spec is None else spec.name for spec in (a, b)]
         if a is b:
             return []
+        names = ["none" if spec is None else spec.name for spec in (a, b)]
         return [f"backbone {names[0]} and {names[1]}"]
     mine = a.decisive()
     theirs = b.decisive()
@@ -369,21 +463,15 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
                 "name that as the base; otherwise start one of them with spawn."
             )
         return
-    # Numbers and notes may differ between files.
-    began = [(change.what, change.when, change.data) for change in base.history]
+    n_common = len(base.history)
     for name, side in (("the first", mine), ("the second", theirs)):
-        since = side.history[len(began) :]
-        if [
-            (change.what, change.when, change.data)
-            for change in side.history[: len(began)]
-        ] != began:
+        if _identities(side.history[:n_common]) != _identities(base.history):
             raise MergeError(
                 "base must be the model that both learners were copied from, but "
                 f"{name} has another history"
             )
-        edits = sorted(
-            {change.what for change in since} - {"update", "merge", "unlabelled"}
-        )
+        later = {change.what for change in side.history[n_common:]}
+        edits = sorted(later - {"update", "merge", "unlabelled"})
         if edits:
             raise MergeError(
                 "learners may only have learned or merged since their base, but "
@@ -396,3 +484,8 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
             "learners must have learned different data since their base, but "
             f"{len(twice)} are in both"
         )
+
+
+def _identities(changes: Iterable[Change]) -> list[Any]:
+    """Return what identifies changes; revisions and notes may differ between files."""
+    return [(change.what, change.when, change.data) for change in changes]

@@ -1,13 +1,14 @@
-"""Choose, load and apply the backbone of a learner."""
+"""Turn samples into feature vectors: choose, load, adapt and apply the backbone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evergrow.core.errors import (
     InputError,
@@ -16,9 +17,10 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.core.validation import from_mapping, is_instance_of, resolve_device
+from evergrow.data.inputs import check_columns
 from evergrow.data.items import Items, Samples
 from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone
-from evergrow.features.recipe import FINAL
+from evergrow.features.recipe import FINAL, check_recipe
 
 if TYPE_CHECKING:
     import torch
@@ -27,107 +29,134 @@ if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
     from evergrow.features import EncodeConfig, Features, ImageBackbone
     from evergrow.features.encoding import OnError
+    from evergrow.learner.learner import Learner
+    from evergrow.learner.snapshot import Snapshot
 
 _LOG = logging.getLogger("evergrow")
 
 
 @dataclass(eq=False)
 class Encoder:
-    """Encodes samples; the backbone is chosen, loaded and checked on first use.
+    """Encodes samples with the backbone of one learner.
+
+    :meth:`with_backbone_for` chooses the backbone for the first samples. It is loaded
+    when it is first needed; features in the cache do not need it.
 
     Parameters
     ----------
-    wanted : "auto", str, Backbone, torch.nn.Module or None
-        The requested backbone; None means that samples are feature vectors.
+    requested : "auto", str, Backbone, torch.nn.Module or None
+        The argument ``backbone`` of the learner. None means that samples are feature
+        vectors.
     weights, preset, device
         For :func:`evergrow.features.create_backbone`.
     recipe : str or sequence of str
         Recipe of the feature vectors; ``"auto"`` keeps the recipe of a backbone that
         has one.
-    automatic : str
+    default_recipe : str or sequence of str
         The recipe for ``"auto"`` if the backbone has none.
     config : EncodeConfig
         Settings of the extraction.
-    chosen : bool
-        Whether the backbone is chosen (there may be none).
+    is_chosen : bool
+        Whether the backbone was chosen. It may be none.
     spec : BackboneSpec or None
         Description of the chosen backbone, loaded or not.
     adaptation : Adaptation or None
-        Adaptation of the backbone.
+        Tuner of the backbone, if it was adapted.
     reason : str
         Why the backbone was chosen, if it was chosen automatically.
-    own_widths : tuple of int
-        Columns of each feature block, if there is no backbone.
+    feature_widths : tuple of int
+        Columns of each block, if samples are feature vectors of several blocks.
     """
 
-    wanted: Any
+    requested: Any
     weights: Any
     preset: Any
     device: str | torch.device
     recipe: Any
-    automatic: Any
+    default_recipe: Any
     config: EncodeConfig
-    chosen: bool = False
+    is_chosen: bool = False
     spec: BackboneSpec | None = None
     adaptation: Adaptation | None = None
     reason: str = ""
-    own_widths: tuple[int, ...] = ()
+    feature_widths: tuple[int, ...] = ()
     _backbone: Backbone | None = None
 
-    def begun(self, samples: Samples) -> Encoder:
-        """Return an encoder whose backbone is chosen for these samples."""
-        encoder = replace(self, chosen=True)
-        named = self.wanted is not None and (
-            not isinstance(self.wanted, str) or self.wanted != "auto"
+    @classmethod
+    def of(cls, learner: Learner) -> Encoder:
+        """Return an encoder with the arguments of a learner and no backbone yet."""
+        check_recipe(learner.features, "features")
+        return cls(
+            learner.backbone,
+            learner.weights,
+            learner.preset,
+            learner.device,
+            learner.features,
+            "final" if learner.method == "scl-mgsm" else "auto",
+            encode_config(learner.extract, learner.cache),
         )
+
+    # -- choosing the backbone ---------------------------------------------------------
+
+    def with_backbone_for(self, samples: Samples) -> Encoder:
+        """Return an encoder whose backbone is chosen for these samples.
+
+        Raises
+        ------
+        InputError
+            If the samples are images or texts, and no backbone was requested.
+        """
+        encoder = replace(self, is_chosen=True)
+        is_auto = isinstance(self.requested, str) and self.requested == "auto"
         if samples.kind == "features":
-            encoder.own_widths = samples.widths
-            if named:
-                encoder.automatic = samples.origin.get("recipe", {}).get(
-                    "blocks", FINAL
-                )
+            encoder.feature_widths = samples.widths
+            if self.requested is not None and not is_auto:
+                recipe = samples.origin.get("recipe", {})
+                encoder.default_recipe = recipe.get("blocks", FINAL)
                 # The model file describes the backbone that computed the features.
-                encoder._create(self.wanted, self.weights, None)
-        elif self.wanted is None:
+                encoder._create_backbone(self.requested, self.weights, None)
+            return encoder
+        if self.requested is None:
             raise InputError(
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
-        elif named:
-            encoder._create(self.wanted, self.weights, samples.items)
-        else:
-            from evergrow.features.weight_sources import best_backbone
+        if not is_auto:
+            encoder._create_backbone(self.requested, self.weights, samples.items)
+            return encoder
+        from evergrow.features.weights import best_backbone
 
-            choice = best_backbone(samples.kind)  # type: ignore[arg-type]
-            encoder.reason = choice.reason
-            _LOG.info("backbone: %s", choice.reason)
-            encoder._create(
-                choice.name,
-                choice.weights if self.weights is None else self.weights,
-                samples.items,
-            )
+        choice = best_backbone(samples.kind)  # type: ignore[arg-type]
+        encoder.reason = choice.reason
+        _LOG.info("backbone: %s", choice.reason)
+        weights = choice.weights if self.weights is None else self.weights
+        encoder._create_backbone(choice.name, weights, samples.items)
         return encoder
 
-    def _create(self, wanted: Any, weights: Any, items: Items | None) -> None:
+    def _create_backbone(
+        self, requested: Any, weights: Any, items: Items | None
+    ) -> None:
+        """Create the backbone; the size of the images decides their views."""
         from evergrow.features.catalog import create_backbone
         from evergrow.features.images import median_side
 
-        made = wanted
-        if not isinstance(wanted, Backbone):
-            made = create_backbone(wanted, weights, self.preset, device=self.device)
-        if self.recipe != "auto" or made.spec.recipe is None:
+        backbone = requested
+        if not isinstance(requested, Backbone):
+            backbone = create_backbone(
+                requested, weights, self.preset, device=self.device
+            )
+        if self.recipe != "auto" or backbone.spec.recipe is None:
+            recipe = self.default_recipe if self.recipe == "auto" else self.recipe
             side = None
             if items is not None and items.kind == "image":
                 side = median_side(items)
-            made = made.with_recipe(
-                self.automatic if self.recipe == "auto" else self.recipe, side
-            )
-        self._backbone = made
-        self.spec = made.spec
-        if "tuner" in made.spec.options:  # the backbone was adapted before
+            backbone = backbone.with_recipe(recipe, side)
+        self._backbone = backbone
+        self.spec = backbone.spec
+        if "tuner" in backbone.spec.options:  # the backbone was adapted before
             from evergrow.adapt.fsa import adaptation_of
 
-            self.adaptation = adaptation_of(made)
+            self.adaptation = adaptation_of(backbone)
 
     def adapted(
         self, samples: Samples, config: FsaConfig, *, seed: int
@@ -142,18 +171,24 @@ class Encoder:
             Settings of the training.
         seed : int
             Seed of the training.
+
+        Raises
+        ------
+        ParameterError
+            If the backbone is not a network for images.
+        InputError
+            If no image of a class could be read.
         """
         from evergrow.adapt.fsa import adapt
 
-        backbone = _adaptable(self.backbone())
-        if (
-            self.config.on_error == "skip"
-        ):  # training stops at the first one that cannot be read
+        backbone = _require_adaptable(self.backbone())
+        if self.config.on_error == "skip":
+            # The training itself stops at the first unreadable image.
             rows = self.encode(samples).rows
             labels = samples.required_labels()
-            check_kept(labels.tolist(), labels[rows].tolist())
+            require_readable_classes(labels.tolist(), labels[rows].tolist())
             samples = samples.take(rows)
-        made = adapt(
+        tuned = adapt(
             backbone,
             samples.raw_items(),
             samples.required_labels(),
@@ -161,19 +196,18 @@ class Encoder:
             seed=seed,
             progress=self.config.progress,
         )
-        return replace(
-            self,
-            chosen=True,
-            spec=made.spec,
-            adaptation=made.adaptation,
-            _backbone=made,
-        ), samples
+        encoder = replace(
+            self, spec=tuned.spec, adaptation=tuned.adaptation, _backbone=tuned
+        )
+        return encoder, samples
+
+    # -- encoding ----------------------------------------------------------------------
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Columns of each feature block; at most one entry for a single block."""
         if self.spec is None:
-            return self.own_widths
+            return self.feature_widths
         return self.spec.blocks.widths
 
     @property
@@ -181,16 +215,16 @@ class Encoder:
         """``"image"``, ``"text"``, ``"features"``, or None if not known yet."""
         if self.spec is not None:
             return self.spec.kind
-        if self.chosen or self.wanted is None:
+        if self.is_chosen or self.requested is None:
             return "features"
-        if isinstance(self.wanted, Backbone):
-            return self.wanted.kind
-        if is_instance_of(self.wanted, "torch.nn", "Module"):
+        if isinstance(self.requested, Backbone):
+            return self.requested.kind
+        if is_instance_of(self.requested, "torch.nn", "Module"):
             return "image"
-        if isinstance(self.wanted, str) and self.wanted != "auto":
+        if isinstance(self.requested, str) and self.requested != "auto":
             from evergrow.features.catalog import is_text_name
 
-            return "text" if is_text_name(self.wanted) else "image"
+            return "text" if is_text_name(self.requested) else "image"
         return None
 
     def encode(self, samples: Samples, *, on_error: OnError | None = None) -> Features:
@@ -202,6 +236,11 @@ class Encoder:
             Samples to encode.
         on_error : {"raise", "skip"}, optional
             How to handle unreadable images; overrides the settings.
+
+        Raises
+        ------
+        InputError
+            If the model takes another kind of samples, or features of another backbone.
         """
         from evergrow.features.encoding import Features, encode
 
@@ -247,29 +286,32 @@ class Encoder:
                 f"{samples.origin.get('name')} (hash {theirs})"
             )
 
+    # -- loading the backbone ----------------------------------------------------------
+
     def backbone(self) -> Backbone:
-        """Return the backbone, loading it if needed.
+        """Return the backbone, with its tuner; it is loaded by the first call.
 
         Raises
         ------
+        NotFittedError
+            If no backbone was chosen yet.
         WeightsError
             If its weights are missing or have changed.
         """
-        given = self.wanted
-        spec = self.spec
-        learned = self.adaptation
-        if self._backbone is not None:
-            return self._backbone
-        if spec is None:
-            raise NotFittedError("a backbone must be chosen first: fit() does so")
-        if learned is None or (
-            isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash
-        ):
-            self._backbone = self._load(spec)
-            return self._backbone
+        if self._backbone is None:
+            if self.spec is None:
+                raise NotFittedError("a backbone must be chosen first: fit() does so")
+            self._backbone = self._load(self.spec)
+        return self._backbone
+
+    def _load(self, spec: BackboneSpec) -> Backbone:
+        adaptation = self.adaptation
+        if adaptation is None or self._is_requested(spec):
+            return self._load_plain(spec)
         from evergrow.adapt.fsa import adapted_from
 
-        adapted = adapted_from(_adaptable(self._load(learned.base)), learned)
+        plain = _require_adaptable(self._load_plain(adaptation.base))
+        adapted = adapted_from(plain, adaptation)
         if adapted.spec.weights_hash != spec.weights_hash:
             raise WeightsError(
                 f"tuner of {spec.name} must be the one that the model was made with "
@@ -277,24 +319,29 @@ class Encoder:
                 f"(hash {adapted.spec.weights_hash})"
             )
         adapted.spec = spec
-        self._backbone = adapted
         return adapted
 
-    def _load(self, spec: BackboneSpec) -> Backbone:
-        """Return the backbone of a description, without any tuner."""
+    def _is_requested(self, spec: BackboneSpec) -> bool:
+        """Return whether the requested backbone is an object with these weights."""
+        given = self.requested
+        return (
+            isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash
+        )
+
+    def _load_plain(self, spec: BackboneSpec) -> Backbone:
+        """Return the backbone of a description, without adding a tuner."""
         from evergrow.features.catalog import backbone_from_spec
 
-        given = self.wanted
-        name = repr(self.wanted)
+        given = self.requested
         if isinstance(given, Backbone):
-            if given.spec.weights_hash == spec.weights_hash:
+            if self._is_requested(spec):
                 return given.with_recipe(spec.recipe or FINAL)
             name = f"{given.spec.name} (hash {given.spec.weights_hash})"
-        elif not isinstance(given, str) or given in ("auto", spec.name):
-            if is_instance_of(given, "torch.nn", "Module"):
-                weights = given
-            else:
-                weights = self.weights
+        elif isinstance(given, str) and given not in ("auto", spec.name):
+            name = repr(given)
+        else:
+            is_module = is_instance_of(given, "torch.nn", "Module")
+            weights = given if is_module else self.weights
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
             f"backbone must be the one that the model was made with, {spec.name} "
@@ -302,7 +349,7 @@ class Encoder:
         )
 
 
-def _adaptable(backbone: Backbone) -> ImageBackbone:
+def _require_adaptable(backbone: Backbone) -> ImageBackbone:
     """Return an image backbone, or raise :class:`ParameterError`."""
     from evergrow.features import ImageBackbone
 
@@ -314,9 +361,9 @@ def _adaptable(backbone: Backbone) -> ImageBackbone:
     return backbone
 
 
-def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
-    """Raise :class:`InputError` if no sample of a class could be read."""
-    lost = sorted(set(wanted) - set(kept))
+def require_readable_classes(given: Iterable[str], readable: Iterable[str]) -> None:
+    """Raise :class:`InputError` if a given class has no readable sample."""
+    lost = sorted(set(given) - set(readable))
     if lost:
         raise InputError(
             f"every class must keep a sample that can be read, got none of {lost[0]!r}"
@@ -324,7 +371,15 @@ def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
 
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:
-    """Return the extraction settings from the arguments of a learner."""
+    """Return the extraction settings from the arguments of a learner.
+
+    Parameters
+    ----------
+    settings : EncodeConfig, dict or None
+        The argument ``extract``.
+    cache : None, False or path-like
+        The argument ``cache``; None keeps that of the settings.
+    """
     from evergrow.features.encoding import EncodeConfig
 
     given = {} if cache is None else {"cache": cache}
@@ -338,3 +393,47 @@ def encode_config(settings: Any, cache: Any) -> EncodeConfig:
     return from_mapping(
         EncodeConfig, {**(settings or {}), **given}, "setting of an encoding"
     )
+
+
+# -- encoding for one state of a model -------------------------------------------------
+
+
+def encode_samples(
+    encoder: Encoder,
+    state: Snapshot,
+    samples: Samples,
+    on_error: OnError | None = None,
+) -> Features:
+    """Return the features of samples, after a check that they fit the model.
+
+    Raises
+    ------
+    InputError
+        If the column names or the number of features differ from those of the model.
+    """
+    if samples.columns:
+        check_columns(samples.columns, state.columns)
+    encoded = encoder.encode(samples, on_error=on_error)
+    if samples.features is not None:
+        check_width(encoded.X, state.n_features)
+    return encoded
+
+
+def join_features(chunks: Sequence[Features]) -> Features:
+    """Join the features of consecutive chunks; row numbers count through all chunks."""
+    from evergrow.features.encoding import Features
+
+    if len(chunks) == 1:
+        return chunks[0]
+    sizes = [len(chunk) + len(chunk.failures) for chunk in chunks]
+    starts = np.cumsum([0, *sizes[:-1]])
+    rows = [chunk.rows + start for chunk, start in zip(chunks, starts, strict=True)]
+    failures = tuple(failure for chunk in chunks for failure in chunk.failures)
+    X = np.concatenate([chunk.X for chunk in chunks])
+    return Features(X, np.concatenate(rows), failures)
+
+
+def check_width(X: NDArray[Any], width: int | None) -> None:
+    """Raise :class:`InputError` unless `X` has `width` columns; None accepts any."""
+    if width is not None and X.shape[1] != width:
+        raise InputError(f"features must have {width} columns, got {X.shape[1]}")

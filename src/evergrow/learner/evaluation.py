@@ -1,21 +1,27 @@
-"""Measure predictions: accuracy, per-class scores, confusions and novelty detection."""
+"""Evaluate a learner: accuracy, scores per class, confusions and novelty detection."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import Items, concat_items
+from evergrow.data.inputs import labelled_chunks, read_unknown
+from evergrow.data.items import Items, Samples, concat_items
 from evergrow.learner.calibration import FALSE_ALARM
 
-PAIRS = 10
-"""Number of confused pairs listed."""
+if TYPE_CHECKING:
+    from evergrow.features import Features
+    from evergrow.learner.learner import Learner
+
+MAX_CONFUSIONS = 10
+"""Largest number of confused pairs of classes that are listed."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +96,20 @@ class OpenWorld:
 
 @dataclass(frozen=True, eq=False)
 class SampleAnswers:
-    """The prediction for each sample of an evaluation.
+    """The prediction for each readable sample of an evaluation.
 
     Parameters
     ----------
     items : Items or None
-        Images or texts; None if samples are feature vectors.
+        Images or texts, readable or not; None if samples are feature vectors.
     rows : ndarray of int of shape (n,)
         Row numbers of the readable samples in the data.
     true, predicted : ndarray of str of shape (n,)
         Labels and predictions.
     certainty : ndarray of shape (n,) or None
         Probability of each prediction; None if the method has no probabilities.
+    novelty : ndarray of shape (n,) or None
+        Novelty scores; None if the model has no calibrated novelty.
     """
 
     items: Items | None
@@ -109,70 +117,7 @@ class SampleAnswers:
     true: NDArray[np.str_]
     predicted: NDArray[np.str_]
     certainty: NDArray[np.float64] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class AnsweredSamples:
-    """Predictions for one chunk of labelled samples.
-
-    Parameters
-    ----------
-    items : Items or None
-        Images or texts of the chunk; None if samples are feature vectors.
-    n_items : int
-        Number of samples in the chunk, readable or not.
-    rows : ndarray of int of shape (n,)
-        Row numbers of the readable samples in the chunk.
-    true, predicted : ndarray of str of shape (n,)
-        Labels and predictions.
-    certainty, novelty : ndarray of shape (n,) or None
-        Probability of each prediction, and novelty scores, if requested.
-    left_out : tuple of str
-        Names of the unreadable items.
-    """
-
-    items: Items | None
-    n_items: int
-    rows: NDArray[np.int64]
-    true: NDArray[np.str_]
-    predicted: NDArray[np.str_]
-    certainty: NDArray[np.float64] | None
-    novelty: NDArray[np.float64] | None
-    left_out: tuple[str, ...]
-
-    def as_sample_answers(self) -> SampleAnswers:
-        """Return the part that an :class:`Evaluation` keeps."""
-        return SampleAnswers(
-            self.items, self.rows, self.true, self.predicted, self.certainty
-        )
-
-
-def join_answered(chunks: Sequence[AnsweredSamples]) -> AnsweredSamples:
-    """Join consecutive chunks; row numbers count through all of them."""
-    starts = np.cumsum([0, *(chunk.n_items for chunk in chunks)])
-    items = None
-    if chunks[0].items is not None:
-        items = concat_items(
-            [chunk.items for chunk in chunks if chunk.items is not None]
-        )
-    certainty = None
-    if chunks[0].certainty is not None:
-        certainty = np.concatenate([chunk.certainty for chunk in chunks])
-    novelty = None
-    if chunks[0].novelty is not None:
-        novelty = np.concatenate([chunk.novelty for chunk in chunks])
-    return AnsweredSamples(
-        items,
-        int(starts[-1]),
-        np.concatenate(
-            [chunk.rows + start for chunk, start in zip(chunks, starts, strict=False)]
-        ),
-        np.concatenate([chunk.true for chunk in chunks]),
-        np.concatenate([chunk.predicted for chunk in chunks]),
-        certainty,
-        novelty,
-        tuple(name for chunk in chunks for name in chunk.left_out),
-    )
+    novelty: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,6 +243,133 @@ def _plain(value: Any) -> Any:
     return value
 
 
+# -- evaluating a learner --------------------------------------------------------------
+
+
+def evaluate_learner(
+    learner: Learner,
+    data: Any,
+    y: Any,
+    *,
+    unknown: Any,
+    false_alarm: float,
+    keep_samples: bool,
+) -> Evaluation:
+    """Compare the predictions of a learner with labels.
+
+    Parameters
+    ----------
+    learner : Learner
+        A fitted learner.
+    data, y, unknown, false_alarm, keep_samples
+        As for :meth:`evergrow.Learner.evaluate`.
+    """
+    started = time.perf_counter()
+    head = learner.head_
+    state = learner.state_
+    has_novelty = hasattr(head, "novelty_score") and bool(state.calibration.n)
+    threshold = None
+    if has_novelty or unknown is not None:
+        # Raises an error before any work is done if there is no threshold.
+        threshold = state.threshold(false_alarm)
+    n_rows = 0
+    chunks: list[SampleAnswers] = []
+    left_out: list[str] = []
+    for samples in labelled_chunks(data, y, None, "test", state.kind):
+        features = learner.encode(samples)
+        answers = _answer_samples(
+            learner,
+            samples,
+            features,
+            with_novelty=has_novelty,
+            with_items=keep_samples,
+        )
+        chunks.append(replace(answers, rows=answers.rows + n_rows))
+        left_out += [name for name, _ in features.failures]
+        n_rows += len(samples)
+    answers = _join_answers(chunks)
+    unknown_novelty = np.empty(0)
+    if unknown is not None:
+        unknown_novelty = _novelty_of_unknown(learner, unknown)
+    result = evaluate_predictions(
+        answers.true,
+        answers.predicted,
+        state.classes,
+        answers.novelty,
+        unknown_novelty,
+        threshold,
+        false_alarm,
+    )
+    return replace(
+        result,
+        left_out=tuple(left_out),
+        samples=answers if keep_samples else None,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _answer_samples(
+    learner: Learner,
+    samples: Samples,
+    features: Features,
+    *,
+    with_novelty: bool,
+    with_items: bool,
+) -> SampleAnswers:
+    """Predict encoded samples; with items also the probability of each prediction."""
+    head: Any = learner.head_
+    predicted = np.asarray(head.predict(features.X), dtype=np.str_)
+    certainty = None
+    if with_items and hasattr(head, "predict_proba"):
+        probabilities = np.asarray(head.predict_proba(features.X))
+        columns = np.searchsorted(learner.state_.classes, predicted)
+        certainty = np.take_along_axis(probabilities, columns[:, None], axis=1)[:, 0]
+    return SampleAnswers(
+        samples.items if with_items else None,
+        features.rows,
+        samples.required_labels()[features.rows],
+        predicted,
+        certainty,
+        head.novelty_score(features.X) if with_novelty else None,
+    )
+
+
+def _join_answers(chunks: Sequence[SampleAnswers]) -> SampleAnswers:
+    """Join answers, whose row numbers count through all of them already."""
+    joined: dict[str, Any] = {}
+    for name in ("rows", "true", "predicted", "certainty", "novelty"):
+        if getattr(chunks[0], name) is not None:
+            joined[name] = np.concatenate([getattr(chunk, name) for chunk in chunks])
+    if chunks[0].items is not None:
+        joined["items"] = concat_items(
+            [chunk.items for chunk in chunks if chunk.items is not None]
+        )
+    return replace(chunks[0], **joined)
+
+
+def _novelty_of_unknown(learner: Learner, unknown: Any) -> NDArray[np.float64]:
+    """Return the novelty of samples; samples labelled with known classes are ignored.
+
+    Raises
+    ------
+    InputError
+        If no sample is left.
+    """
+    samples = read_unknown(unknown, learner.state_.kind)
+    if samples.labels is not None:
+        is_known = np.isin(samples.labels, learner.state_.classes)
+        samples = samples.take(np.flatnonzero(~is_known))
+    if not len(samples):
+        raise InputError(
+            "unknown must contain classes that the model does not know, got known "
+            "classes only"
+        )
+    return learner.novelty_score(learner.encode(samples))
+
+
+# -- evaluating predictions ------------------------------------------------------------
+
+
 def evaluate_predictions(
     truth: ArrayLike,
     guess: ArrayLike,
@@ -311,19 +383,26 @@ def evaluate_predictions(
 
     Parameters
     ----------
-    truth : sequence of str
+    truth : sequence of str of length n
         Labels; some classes may be unknown to the model.
-    guess : sequence of str
-        Predictions.
+    guess : sequence of str of length n
+        Predictions, all of known classes.
     classes : sequence of str
         Classes known to the model, sorted.
     novelty : ndarray of shape (n,), optional
-        Novelty score of each sample.
+        Novelty score of each sample. Novelty detection is measured only if this and
+        `threshold` are given, and there are known and unknown samples.
     unknown_novelty : sequence of float
         Novelty scores of further samples of unknown classes.
-    threshold, false_alarm : float
-        Novelty score above which a sample is called unknown, and the false alarm rate
-        that it was calibrated for.
+    threshold : float, optional
+        Novelty score above which a sample is called unknown.
+    false_alarm : float
+        The false alarm rate that the threshold was calibrated for.
+
+    Raises
+    ------
+    InputError
+        If there are no samples, or the numbers of labels and predictions differ.
     """
     labels = np.asarray(truth, dtype=np.str_)
     predicted = np.asarray(guess, dtype=np.str_)
@@ -376,16 +455,17 @@ def _count_pairs(
 def _score_classes(
     confusion: NDArray[np.int64], names: NDArray[np.str_]
 ) -> tuple[ClassScore, ...]:
+    """Return recall, precision and F1 of each class, from the confusion matrix."""
     n_correct = confusion.diagonal()
     n_true = confusion.sum(axis=1)
     n_predicted = confusion.sum(axis=0)
     return tuple(
         ClassScore(
-            str(name),
-            int(n),
-            _ratio(hits, n),
-            _ratio(hits, predictions),
-            _ratio(2 * hits, n + predictions) if n else math.nan,
+            name=str(name),
+            n=int(n),
+            recall=_ratio(hits, n),
+            precision=_ratio(hits, predictions),
+            f1=_ratio(2 * hits, n + predictions) if n else math.nan,
         )
         for name, hits, n, predictions in zip(
             names, n_correct, n_true, n_predicted, strict=True
@@ -401,7 +481,7 @@ def _most_confused(
     rows, columns = np.nonzero(confusion)
     wrong = np.flatnonzero(rows != columns)
     order = np.argsort(-confusion[rows[wrong], columns[wrong]], kind="stable")
-    most = wrong[order[:PAIRS]]
+    most = wrong[order[:MAX_CONFUSIONS]]
     return tuple(
         Confusion(
             str(names[row]),
@@ -448,6 +528,7 @@ def open_world(
 
 
 def _ratio(part: float, whole: float) -> float:
+    """Return the quotient; NaN if `whole` is 0."""
     if whole:
         return float(part) / float(whole)
     return math.nan

@@ -1,4 +1,4 @@
-"""Tables of held-out rows, and marks that find the row of a sample again.
+"""Held-out rows: folds, tables, and marks that find the row of a sample again.
 
 No sample is kept. A held-out row consists of six terms, log losses, its class and a
 mark: four fixed random projections of its feature vector. When the sample is unlearned,
@@ -32,6 +32,13 @@ of an image differ by about 1e-6 if it is encoded in another batch."""
 
 LARGEST_LOSS = 1e30
 """Bound of stored losses; larger ones overflow when they are pooled."""
+
+MIN_FOLDS = 10
+"""Number of folds of a batch; more if they would exceed :data:`MAX_FOLD_ROWS`."""
+
+MAX_FOLD_ROWS = 500
+"""Largest number of rows in a fold. Larger folds take more time and leave a model that
+differs more from the full one."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +111,12 @@ class HeldOutRows:
 
     def take(self, rows: NDArray[np.bool_]) -> HeldOutRows:
         """Return the rows of a mask."""
-        return HeldOutRows(
-            self.measurement[rows],
-            self.codes[rows],
-            self.marks[rows],
-            self.terms[rows],
-            None if self.losses is None else self.losses[rows],
-        )
+        columns = {
+            name: column[rows]
+            for name, column in vars(self).items()
+            if column is not None
+        }
+        return HeldOutRows(**columns)
 
     def joined(self, other: HeldOutRows) -> HeldOutRows:
         """Return the rows of both tables."""
@@ -136,7 +142,7 @@ class HeldOutRows:
         return self.losses
 
     def digest(self, measurement: int) -> str:
-        """Return a checksum of the rows of one measurement."""
+        """Return a checksum of the rows of one measurement, given its index."""
         rows = self.take(self.measurement == measurement)
         found = hashlib.blake2b(rows.marks.tobytes(), digest_size=12)
         found.update(rows.terms.tobytes())
@@ -147,7 +153,10 @@ class HeldOutRows:
 
 
 def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Return random projections (n, 4) of rows, the same in every model.
+    """Return random projections (n, 4) of rows, which identify them.
+
+    Projections are the same in every model, and nearly the same for features that
+    differ by rounding.
 
     Parameters
     ----------
@@ -171,7 +180,7 @@ def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def bounded_features(X: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return features as float64, with the precision and range of float32."""
+    """Return features as float64, rounded and clipped to float32."""
     largest = float(np.finfo(np.float32).max)
     bounded = np.clip(X, -largest, largest).astype(np.float32)
     return np.asarray(bounded, dtype=np.float64)
@@ -181,13 +190,14 @@ def matching_rows(
     rows: HeldOutRows,
     marks: NDArray[np.float32],
     codes: NDArray[np.int64],
-    within: NDArray[np.float64],
-    left: NDArray[np.int64],
+    tolerances: NDArray[np.float64],
+    n_left: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the row of each sample, or -1. No row is returned twice.
+    """Find the rows of samples that are unlearned. No row is found twice.
 
-    If a sample has several rows, the one measured last is returned. If more rows of a
-    class than ``left`` would remain, the nearest rows are returned as well.
+    If a sample has several rows, the one measured last is found. If more rows of a
+    class than `n_left` would remain, the nearest rows are returned for samples without
+    a matching mark.
 
     Parameters
     ----------
@@ -197,10 +207,15 @@ def matching_rows(
         Marks of the samples.
     codes : ndarray of shape (n,)
         Their classes. -1 stands for a class without rows.
-    within : ndarray of shape (n,)
+    tolerances : ndarray of shape (n,)
         Largest difference between marks of the same sample.
-    left : ndarray of shape (C,)
+    n_left : ndarray of shape (C,)
         Number of samples of each class that remain.
+
+    Returns
+    -------
+    ndarray of int of shape (n,)
+        The row of each sample; -1 without a row.
     """
     found = np.full(len(marks), -1, dtype=np.int64)
     for code in np.unique(codes[codes >= 0]).tolist():
@@ -210,7 +225,11 @@ def matching_rows(
             latest = np.argsort(-rows.measurement[candidates], kind="stable")
             samples = np.flatnonzero(codes == code)
             found[samples] = _match_class(
-                rows, candidates[latest], marks[samples], within[samples], left[code]
+                rows,
+                candidates[latest],
+                marks[samples],
+                tolerances[samples],
+                n_left[code],
             )
     return found
 
@@ -219,10 +238,14 @@ def _match_class(
     rows: HeldOutRows,
     candidates: NDArray[np.int64],
     marks: NDArray[np.float32],
-    within: NDArray[np.float64],
+    tolerances: NDArray[np.float64],
     n_left: int,
 ) -> NDArray[np.int64]:
-    """Return the row of each sample of a class, or -1, out of some rows."""
+    """Find the rows of samples of one class, among its rows `candidates`.
+
+    Candidates are row numbers, the preferred ones first. Returns -1 for a sample
+    without a row.
+    """
     from scipy.spatial import cKDTree
 
     found = np.full(len(marks), -1, dtype=np.int64)
@@ -233,9 +256,10 @@ def _match_class(
     copies = copies.reshape(-1)
     for copy, mark in enumerate(distinct.astype(np.float64)):
         samples = np.flatnonzero(copies == copy)
-        radius = float(within[samples].max()) + 1e-30
+        # Features of length 0 have tolerance 0.
+        radius = float(tolerances[samples].max()) + 1e-30
         near = np.array(tree.query_ball_point(mark, radius, p=np.inf), dtype=int)
-        near = np.sort(near[is_free[near]])
+        near = np.sort(near[is_free[near]])  # preferred ones first among equal gaps
         gaps = np.abs(stored[near] - mark).max(axis=1)
         near = near[np.argsort(gaps, kind="stable")][: len(samples)]
         is_free[near] = False
@@ -250,3 +274,109 @@ def _match_class(
         is_free[nearest] = False
         found[sample] = candidates[nearest]
     return found
+
+
+# -- folds -----------------------------------------------------------------------------
+
+
+def row_keys(X: NDArray[np.floating], seed: int) -> NDArray[np.uint64]:
+    """Return a pseudo-random number for each row that depends on its features only.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Features.
+    seed : int
+        Seed of the numbers.
+    """
+    start = hashlib.blake2b(str(seed).encode(), digest_size=8)
+    keys = np.empty(len(X), dtype=np.uint64)
+    for index, row in enumerate(bounded_features(X).astype(np.float32)):
+        digest = start.copy()
+        digest.update(row.data)
+        keys[index] = int.from_bytes(digest.digest(), "little")
+    return keys
+
+
+def assign_folds(
+    codes: NDArray[np.int64], counts: NDArray[np.int64], keys: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Divide a batch into folds, none of which has all samples of a class.
+
+    The folds do not depend on the order of the rows.
+
+    Parameters
+    ----------
+    codes : ndarray of shape (n,)
+        Class numbers of the rows of a learned batch.
+    counts : ndarray of shape (C,)
+        Number of learned samples of each class, with the batch.
+    keys : ndarray of shape (n,)
+        From :func:`row_keys`.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        The fold of each row. -1 for the only sample of a class, which cannot be held
+        out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.held_out_rows import assign_folds, row_keys
+    >>> keys = row_keys(np.arange(21.0)[:, None], seed=0)
+    >>> folds = assign_folds(np.array([0] * 20 + [1]), np.array([20, 1]), keys)
+    >>> np.bincount(folds[:20]).tolist(), int(folds[20])
+    ([2, 2, 2, 2, 2, 2, 2, 2, 2, 2], -1)
+    """
+    n_folds = max(MIN_FOLDS, math.ceil(len(codes) / MAX_FOLD_ROWS))
+    folds = np.full(len(codes), -1, dtype=np.int64)
+    for code in np.unique(codes):
+        rows = np.flatnonzero(codes == code)
+        if counts[code] > 1:
+            order = rows[np.argsort(keys[rows], kind="stable")]
+            # Small classes do not all begin in fold 0.
+            offset = int(keys[order[0]] % np.uint64(n_folds))
+            folds[order] = (np.arange(len(rows)) + offset) % n_folds
+    return folds
+
+
+def assign_class_folds(
+    labels: NDArray[np.str_], classes: NDArray[np.str_], enough: int
+) -> NDArray[np.int64]:
+    """Divide classes into folds, each of which can be left out of a model.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (n,)
+        Classes of the rows of a learned batch.
+    classes : ndarray of shape (C,)
+        The classes to divide, sorted. All of their learned rows are in the batch.
+    enough : int
+        Number of rows after which no further fold is filled.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        The fold of each row. -1 for rows of other classes, of folds with more than
+        :data:`MAX_FOLD_ROWS` rows, and after `enough` rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.held_out_rows import assign_class_folds
+    >>> labels = np.array(["a", "a", "b", "c"])
+    >>> assign_class_folds(labels, np.array(["a", "b"]), 100).tolist()
+    [0, 0, 1, -1]
+    """
+    # Names that sort together are often alike, so they are in different folds.
+    n_folds = min(len(classes), MIN_FOLDS)
+    class_folds = np.arange(len(classes)) % n_folds
+    folds = np.full(len(labels), -1, dtype=np.int64)
+    n_rows = 0
+    for fold in range(n_folds):
+        rows = np.flatnonzero(np.isin(labels, classes[class_folds == fold]))
+        if len(rows) <= MAX_FOLD_ROWS and n_rows < enough:
+            folds[rows] = fold
+            n_rows += len(rows)
+    return folds

@@ -48,35 +48,36 @@ from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
 KEEP = 10
 """Default number of earlier states to keep."""
 
-TIMES = 5
-ROOM = 20_000_000
-"""Default size limit of model and history: TIMES times the model plus ROOM bytes."""
+SIZE_FACTOR = 5
+EXTRA_BYTES = 20_000_000
+"""By default, model and history together have at most SIZE_FACTOR times the bytes of
+the model plus EXTRA_BYTES."""
 
-_DIGITS = 9  # longest revision number accepted from a file name
-_PIECE = 4 * 2**20  # maximum bytes of a piece; larger files are not read
-_SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
-_LONGEST_LIST = 8 * 2**20  # bytes; enough for a model of hundreds of gigabytes
-# A state that lists pieces repeatedly may have at most _RATIO times their bytes plus
-# _SLACK.
-_RATIO = 100
-_SLACK = 64 * 2**20
+_MAX_DIGITS = 9  # of a revision number in a file name
+_MAX_PIECE_BYTES = 4 * 2**20  # larger pieces are not read
+_MIN_OWN_PIECE_BYTES = 2**16  # smaller tensors share a piece with their neighbours
+_MAX_LIST_BYTES = 8 * 2**20  # enough for a model of hundreds of gigabytes
+# Against small files that unpack to huge models: a state that lists a piece repeatedly
+# has at most _MAX_REPETITION times the bytes of its pieces, plus _REPETITION_SLACK.
+_MAX_REPETITION = 100
+_REPETITION_SLACK = 64 * 2**20
 # The file may be replaced by a link or a pipe before it is opened.
-_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def default_room(*sizes: int) -> int:
-    """Return the default maximum size of a history, given model sizes before and after.
+def default_history_bytes(*model_bytes: int) -> int:
+    """Return the default size limit of a history, given model sizes before and after.
 
     The larger size counts, so that a change that shrinks a model can be undone.
 
     Examples
     --------
-    >>> from evergrow.learner.history import default_room
-    >>> default_room(12_000_000, 10_000_000)
+    >>> from evergrow.learner.history import default_history_bytes
+    >>> default_history_bytes(12_000_000, 10_000_000)
     68000000
     """
-    return (TIMES - 1) * max(sizes) + ROOM
+    return (SIZE_FACTOR - 1) * max(model_bytes) + EXTRA_BYTES
 
 
 @dataclass(frozen=True)
@@ -132,19 +133,19 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Undone:
-    """A rollback or redo in the log.
+class LogEntry:
+    """A rollback or a redo in the log.
 
     Parameters
     ----------
     change : Change
         The record shown by :func:`~evergrow.learner.modelfile.history`.
     before, after : str
-        Checksums of the model before and after. The entry is written first: if the
-        model still has the checksum ``before`` of the latest entry, a crash prevented
-        it.
+        Checksums of the model before and after. The entry is written before the model
+        is replaced: if the model still has the checksum ``before`` of the latest entry,
+        a crash prevented it.
     undone : tuple of Change
-        The undone changes; the restored model does not list them.
+        For a rollback, the undone changes; the restored model does not list them.
     """
 
     change: Change
@@ -155,7 +156,9 @@ class Undone:
 
 @dataclass(frozen=True)
 class _Log:
-    entries: tuple[Undone, ...] = ()
+    """The contents of ``log.json``, oldest entry first."""
+
+    entries: tuple[LogEntry, ...] = ()
 
 
 @record("revision")
@@ -173,7 +176,7 @@ class State:
 
     digest: str
     hashes: tuple[str, ...]
-    sizes: tuple[Annotated[int, Between(1, _PIECE)], ...]
+    sizes: tuple[Annotated[int, Between(1, _MAX_PIECE_BYTES)], ...]
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` for an invalid or too repetitive list."""
@@ -186,14 +189,15 @@ class State:
             "the names of its pieces are not hashes",
         )
         require(
-            sum(self.sizes) <= _RATIO * weight([self]) + _SLACK,
+            sum(self.sizes)
+            <= _MAX_REPETITION * total_bytes([self]) + _REPETITION_SLACK,
             "it lists the same pieces too often",
         )
 
     @classmethod
     def of(cls, data: bytes, digest: str) -> Self:
         """Return the state of a model from the bytes of its file."""
-        sizes = _cut(data)
+        sizes = _piece_sizes(data)
         ends = accumulate(sizes, initial=0)
         hashes = tuple(
             _hash(memoryview(data)[start:stop]) for start, stop in pairwise(ends)
@@ -201,8 +205,8 @@ class State:
         return cls(digest, hashes, tuple(sizes))
 
 
-def weight(states: Iterable[State]) -> int:
-    """Return the total bytes of all pieces of states; shared pieces count once."""
+def total_bytes(states: Iterable[State]) -> int:
+    """Return the bytes of all pieces of some states; shared pieces count once."""
     sizes: dict[str, int] = {}
     for state in states:
         sizes.update(zip(state.hashes, state.sizes, strict=True))
@@ -213,34 +217,39 @@ def _hash(body: bytes | memoryview) -> str:
     return hashlib.blake2b(body, digest_size=32).hexdigest()
 
 
-def _cut(data: bytes) -> list[int]:
-    """Return the sizes of the pieces of a model file in the safetensors format."""
-    large: list[int] = []
-    # A damaged model is stored too.
+def _piece_sizes(data: bytes) -> list[int]:
+    """Return the sizes of the pieces of a model file in the safetensors format.
+
+    Large tensors begin and end a piece, so that states share the unchanged ones. A
+    damaged file is cut at fixed sizes.
+    """
+    edges = {0, len(data)}
     with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error):
-        (length,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + length])
-        tensors = [
-            entry["data_offsets"]
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-        large = [
-            8 + length + edge
-            for start, stop in tensors
-            if stop - start >= _SMALL
-            for edge in (start, stop)
-        ]
-    edges = sorted({0, *(edge for edge in large if 0 < edge < len(data)), len(data)})
+        (header_bytes,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + header_bytes])
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, stop = entry["data_offsets"]
+                if stop - start >= _MIN_OWN_PIECE_BYTES:
+                    edges |= {8 + header_bytes + start, 8 + header_bytes + stop}
+    inside = sorted(edge for edge in edges if 0 <= edge <= len(data))
     return [
-        min(_PIECE, stop - at)
-        for start, stop in pairwise(edges)
-        for at in range(start, stop, _PIECE)
+        min(_MAX_PIECE_BYTES, stop - at)
+        for start, stop in pairwise(inside)
+        for at in range(start, stop, _MAX_PIECE_BYTES)
     ]
 
 
-def _contents(path: Path, largest: int) -> bytes:
-    """Read a regular file; links, devices and larger files raise an error."""
+def _read_file(path: Path, largest: int) -> bytes:
+    """Read a regular file of at most `largest` bytes.
+
+    Raises
+    ------
+    FileFormatError
+        If it is missing, too large, or a link or device.
+    PathError
+        If it cannot be read.
+    """
     try:
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
@@ -248,7 +257,7 @@ def _contents(path: Path, largest: int) -> bytes:
                 f"{path} must be a regular file of at most {largest} bytes"
             )
         with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)
+            path, "rb", opener=lambda name, flags: os.open(name, flags | _OPEN_FLAGS)
         ) as file:
             return file.read(largest)
     except FileNotFoundError as error:
@@ -293,11 +302,17 @@ class History:
         return sorted(
             int(stem)
             for stem in stems
-            if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS
+            if stem.isascii() and stem.isdecimal() and len(stem) <= _MAX_DIGITS
         )
 
-    def secure(self) -> None:
-        """Create the folder; only users who may read the model may read it."""
+    def create_folder(self) -> None:
+        """Create the folder if needed; only users who may read the model may read it.
+
+        Raises
+        ------
+        PathError
+            If a link has its name.
+        """
         if self.folder.is_symlink():
             raise PathError(
                 f"{self.folder} must be a folder beside the model, but it is a link"
@@ -317,42 +332,45 @@ class History:
                 ):
                     files.restrict(place, mode)
 
-    def tidy(self) -> None:
+    def clean(self) -> None:
         """Remove partial files of killed writers, and unlisted pieces."""
         files.remove_leftovers(self.folder)
         self.remove([])
 
-    def position(self, current: Header) -> Lineage:
-        """Return the lineage of the current model, with a revision number."""
+    def lineage_of(self, current: Header) -> Lineage:
+        """Return the lineage of the current model, with its revision number.
+
+        A file written by :meth:`evergrow.Learner.save` may have no number, or that of
+        another revision in the history. It gets the number of the kept state with equal
+        contents, or a new one.
+        """
         number = current.revision
-        taken = self.numbers()
-        if number == 0 or number in taken:  # compare contents, not only checksums
+        kept = self.numbers()
+        if number == 0 or number in kept:  # compare contents, not only checksums
             state = State.of(self.model.read_bytes(), current.digest)
             if number == 0 or self._state(number) != state:
-                number = next(
-                    (other for other in taken if self._state(other) == state),
-                    max([*taken, 0]) + 1,
-                )
+                same = (other for other in kept if self._state(other) == state)
+                number = next(same, max([*kept, 0]) + 1)
         if current.is_saved_by_hand:
             return Lineage(number)
         return dataclasses.replace(current.lineage, number=number)
 
-    def adopt(self, current: Header) -> None:
+    def add_model(self, current: Header) -> None:
         """Add the current model to the history, unless it is there."""
-        number = self.position(current).number
+        number = self.lineage_of(current).number
         data = self.model.read_bytes()
         state = State.of(data, current.digest)
         ends = accumulate(state.sizes, initial=0)
         for name, (start, stop) in zip(state.hashes, pairwise(ends), strict=True):
-            self._put(name, data[start:stop])
+            self._write_piece(name, data[start:stop])
         if self._state(number) != state:
             write_document(self.file(number), state, like=self.model)
 
-    def _put(self, name: str, body: bytes) -> None:
+    def _write_piece(self, name: str, body: bytes) -> None:
         """Write a piece, unless it is there and intact."""
         path = self.piece(name)
         with suppress(FileFormatError):
-            if _contents(path, len(body)) == body:
+            if _read_file(path, len(body)) == body:
                 return
         if path.is_symlink():
             path.unlink()
@@ -360,22 +378,25 @@ class History:
             temporary.write_bytes(body)
 
     def _state(self, number: int) -> State | None:
-        """Return a kept state; None if its list is damaged."""
+        """Return a kept state; None if its file is missing or damaged."""
         try:
-            return self._listed(number)
+            return self._read_state(number)
         except NewerSchemaError:
             raise
         except FileFormatError:
             return None
 
-    def _listed(self, number: int) -> State:
+    def _read_state(self, number: int) -> State:
         file = self.file(number)
         return from_document(
-            State, parse_json(_contents(file, _LONGEST_LIST), str(file)), str(file)
+            State, parse_json(_read_file(file, _MAX_LIST_BYTES), str(file)), str(file)
         )
 
-    def kept(self, current: Header) -> list[Ancestor]:
-        """Return the ancestors of the current model that have a state file."""
+    def restorable(self, current: Header) -> list[Ancestor]:
+        """Return the ancestors of the current model that have a state file.
+
+        There are none if the file was not written by a commit.
+        """
         if current.is_saved_by_hand:
             return []
         return [
@@ -385,16 +406,16 @@ class History:
         ]
 
     def verified(self, number: int, digest: str) -> tuple[Archive, bytes]:
-        """Read a revision and verify its pieces and its checksum.
+        """Return a revision and the bytes of its file, after a check of all checksums.
 
         Raises
         ------
         FileFormatError
             If it is damaged, was altered, or belongs to another model.
         """
-        state = self._listed(number)
+        state = self._read_state(number)
         pieces = [
-            _contents(self.piece(name), size)
+            _read_file(self.piece(name), size)
             for name, size in zip(state.hashes, state.sizes, strict=True)
         ]
         for name, piece in zip(state.hashes, pieces, strict=True):
@@ -411,21 +432,29 @@ class History:
             )
         return archive, body
 
-    def restore(self, number: int, body: bytes, entry: Undone) -> None:
-        """Replace the model by a verified revision; the history keeps the model."""
-        self.adopt(Header.read(self.model))
-        self.log(entry.before, entry)
+    def restore(self, number: int, body: bytes, entry: LogEntry) -> None:
+        """Replace the model by a verified revision, and move the model to the history.
+
+        Parameters
+        ----------
+        number, body : int, bytes
+            The revision, which leaves the history, and the bytes of its file.
+        entry : LogEntry
+            Added to the log before the model is replaced.
+        """
+        self.add_model(Header.read(self.model))
+        self.append_log(entry.before, entry)
         publish(body, self.model)
         self.remove([number])
 
-    def prune(self, lineage: Lineage, keep: int, room: int) -> list[int]:
+    def prune(self, lineage: Lineage, keep: int, keep_bytes: int) -> list[int]:
         """Remove revisions beyond a number or size: undone ones first, then the oldest.
 
         Parameters
         ----------
         lineage : Lineage
             Lineage of the model.
-        keep, room : int
+        keep, keep_bytes : int
             Maximum number of revisions, and of bytes of all their pieces.
 
         Returns
@@ -433,21 +462,14 @@ class History:
         list of int
             The removed revisions.
         """
-        kept = self.numbers()
-        trail = {entry.revision for entry in lineage.ancestors}
-        order = [
-            *(number for number in kept if number not in trail),
-            *(number for number in kept if number in trail),
-        ]
+        ancestors = {entry.revision for entry in lineage.ancestors}
+        order = sorted(self.numbers(), key=lambda number: (number in ancestors, number))
         states = [self._state(number) for number in order]
-        first = max(len(order) - keep, 0)
-        while (
-            first < len(order)
-            and weight(state for state in states[first:] if state is not None) > room
-        ):
-            first += 1
-        self.remove(order[:first])
-        return sorted(order[:first])
+        n_removed = max(len(order) - keep, 0)
+        while total_bytes(filter(None, states[n_removed:])) > keep_bytes:
+            n_removed += 1
+        self.remove(order[:n_removed])
+        return sorted(order[:n_removed])
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Remove revisions, and all pieces that no other revision has."""
@@ -459,53 +481,53 @@ class History:
             if piece.stem not in used:
                 _unlink(piece)
 
-    def redoable(self, digest: str) -> list[Undone]:
-        """Return the rollbacks that can be undone, in that order.
+    def redoable(self, digest: str) -> list[LogEntry]:
+        """Return the rollbacks that led to the current model, the latest first.
 
         Parameters
         ----------
         digest : str
             Checksum of the current model. If it learned since, nothing can be undone.
         """
-        stack: list[Undone] = []
-        for entry in self.undone(digest):
-            if entry.change.what == "redo":
-                stack = stack[:-1]
-            else:
-                stack = [*stack, entry]
-        chain: list[Undone] = []
+        stack: list[LogEntry] = []
+        for entry in self.log_entries(digest):
+            if entry.change.what != "redo":
+                stack.append(entry)
+            elif stack:
+                stack.pop()
+        chain: list[LogEntry] = []
         while stack and stack[-1].after == digest:
             chain.append(stack.pop())
             digest = chain[-1].before
         return chain
 
-    def find(self, digest: str) -> int | None:
-        """Return the kept revision with this checksum (not verified), or None."""
-        states = ((number, self._state(number)) for number in reversed(self.numbers()))
-        return next(
-            (
-                number
-                for number, state in states
-                if state is not None and state.digest == digest
-            ),
-            None,
-        )
+    def find_revision(self, digest: str) -> int | None:
+        """Return the latest kept revision with this checksum (unverified), or None."""
+        for number in reversed(self.numbers()):
+            state = self._state(number)
+            if state is not None and state.digest == digest:
+                return number
+        return None
 
-    def undone(self, digest: str = "") -> list[Undone]:
+    def log_entries(self, digest: str = "") -> list[LogEntry]:
         """Return all rollbacks and redos, the oldest first.
 
         Parameters
         ----------
         digest : str
-            Checksum of the current model, to leave out a rollback that a crash
-            prevented.
+            Checksum of the current model, to leave out an entry that a crash prevented.
+            By default, such an entry is returned too.
+
+        Raises
+        ------
+        FileFormatError
+            If the log is damaged.
         """
         try:
             if self._log.is_symlink():
                 raise FileFormatError("it is a link")
-            found = from_values(
-                _Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it"
-            ).entries
+            values = {"entries": parse_json(self._log.read_bytes(), "it")}
+            entries = from_values(_Log, values, "it").entries
         except FileNotFoundError:
             return []
         except (OSError, ValueError, RecursionError) as error:
@@ -514,18 +536,26 @@ class History:
                 "the model is as it was, and can be used again once that file is "
                 "mended or moved away"
             ) from error
-        return list(found[:-1] if found and found[-1].before == digest else found)
+        if entries and entries[-1].before == digest:
+            entries = entries[:-1]
+        return list(entries)
 
-    def log(self, digest: str, *entries: Undone) -> None:
-        """Add entries to the log, and drop an entry that a crash prevented."""
-        known = self.undone()
-        happened = self.undone(digest)
-        if not entries and happened == known:
+    def append_log(self, digest: str, *new: LogEntry) -> None:
+        """Append entries to the log file, and drop an entry that a crash prevented.
+
+        Parameters
+        ----------
+        digest : str
+            Checksum of the current model.
+        *new : LogEntry
+            The new entries. Without any, the file is only cleaned.
+        """
+        entries = [*self.log_entries(digest), *new]
+        if entries == self.log_entries():
             return
         with files.atomic_path(self._log, like=self.model) as temporary:
-            temporary.write_text(
-                json.dumps(to_values([*happened, *entries]), indent=1), encoding="utf-8"
-            )
+            text = json.dumps(to_values(entries), indent=1)
+            temporary.write_text(text, encoding="utf-8")
 
 
 def publish(body: bytes, model: Path) -> None:

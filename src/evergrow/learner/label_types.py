@@ -61,7 +61,7 @@ def require_known(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
-    """Convert class names to labels of a type.
+    """Return class names as labels of a type, "name", "integer" or "boolean".
 
     Examples
     --------
@@ -88,12 +88,12 @@ def common_kind(
 
     Parameters
     ----------
-    model : str or None
+    model : {"name", "integer", "boolean"} or None
         Current label type; None if nothing was learned.
-    batch : str or None
+    batch : {"name", "integer", "boolean"} or None
         Label type of the batch; None for strings read from a file.
     names, known : ndarray of str
-        Labels of the batch, and the learned classes.
+        Class names of the rows of the batch, and the learned classes.
 
     Raises
     ------
@@ -117,14 +117,15 @@ def common_kind(
                 stacklevel=3,
             )
         return model
-    readable = batch is None and all(can_read(model, name) for name in names.tolist())
-    if batch != model and not readable:
-        example = names[0]
-        if batch is None:
-            example = next(name for name in names if not can_read(model, str(name)))
+    if batch == model:
+        return model
+    refused = names.tolist()
+    if batch is None:
+        refused = [name for name in refused if not can_read(model, name)]
+    if refused:
         raise LabelError(
             f"labels must be {model}s as before, got {batch or 'name'}s "
-            f"({str(example)!r})"
+            f"({refused[0]!r})"
         )
     return model
 
@@ -181,7 +182,13 @@ def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Warn if a change added a class to those with few samples."""
+    """Warn if a class has few samples after a change and had not before.
+
+    Parameters
+    ----------
+    before, after : mapping of str to int
+        Number of samples per class, before and after the change.
+    """
     few = few_samples(after)
     if few.keys() <= few_samples(before).keys():
         return
@@ -201,7 +208,7 @@ def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
 
 
 def _usual(counts: Mapping[str, int]) -> float:
-    """Return the median count of classes with enough samples; 0 if there are none."""
+    """Return the median count of classes with enough samples; 0 without any."""
     enough = [count for count in counts.values() if count >= ENOUGH_SAMPLES]
     if enough:
         return float(np.median(enough))

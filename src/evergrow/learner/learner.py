@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,40 +20,35 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.estimator import Estimator
+from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
-from evergrow.data import in_memory, inputs
+from evergrow.data import inputs
+from evergrow.data.inputs import item_chunks, labelled_chunks
 from evergrow.data.items import Samples
 from evergrow.head.label_set import BUILT_IN
-from evergrow.learner import edits, parts
-from evergrow.learner import unlabelled as unlabelled_samples
+from evergrow.learner import edits
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Encoder
-from evergrow.learner.evaluation import (
-    AnsweredSamples,
-    Evaluation,
-    evaluate_predictions,
-    join_answered,
-)
-from evergrow.learner.feature_rows import (
-    encode_items,
-    encode_labelled,
+from evergrow.learner.encoder import (
+    Encoder,
     encode_samples,
     join_features,
 )
+from evergrow.learner.evaluation import Evaluation, evaluate_learner
 from evergrow.learner.label_types import as_labels
-from evergrow.learner.learning import LabelledRows, learn
+from evergrow.learner.learning import LabelledRows, encode_labelled, learn
 from evergrow.learner.snapshot import (
     Change,
+    HeadRecipe,
     Snapshot,
+    StoredHead,
     learned_data,
     read_adaptation,
     read_snapshot,
     with_head,
     with_widths,
 )
-from evergrow.learner.stored_head import StoredHead
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +146,7 @@ class Learner(Estimator):
     _encoder: Encoder | None = None
     """Set by `begin` or the first fit, or rebuilt from the state when needed."""
     _source: tuple[Any, str] = (None, "the archive")
-    """Device and name of the archive that this was loaded from."""
+    """Device for a head that is still stored, and name of its file in messages."""
     _drawn_seed: tuple[Any, int] | None = None
     """A `random_state` that is not an integer, and the seed drawn from it."""
 
@@ -191,7 +185,7 @@ class Learner(Estimator):
 
         If the learner was loaded with ``lazy=True``, the head in this record may still
         be stored in the file; ``head_`` loads it. Assigning another record replaces
-        what the learner knows.
+        everything learned.
         """
         if self._state is None:
             raise NotFittedError("this Learner must learn something first: call fit()")
@@ -251,7 +245,7 @@ class Learner(Estimator):
         return self._state is not None and not self._state.is_empty
 
     def _require_fitted(self) -> Snapshot:
-        """Return the state with its head loaded.
+        """Return the state with its head, which the first call loads.
 
         Raises
         ------
@@ -265,6 +259,8 @@ class Learner(Estimator):
 
     def _require_classes(self) -> Snapshot:
         """Return the state with a head that can rename classes, loaded or stored.
+
+        Classes of a stored head can be renamed only for the methods of this package.
 
         Raises
         ------
@@ -287,18 +283,18 @@ class Learner(Estimator):
         return head
 
     def _require_encoder(self) -> Encoder:
-        """Return the encoder, rebuilt from the state if needed."""
+        """Return the encoder; the first call after loading builds it from the state."""
         if self._encoder is None:
             state = self.state_
             adaptation = None
             if state.adaptation is not None:
                 adaptation = read_adaptation(state.adaptation)
             self._encoder = dataclasses.replace(
-                parts.create_encoder(self),
-                chosen=True,
+                Encoder.of(self),
+                is_chosen=True,
                 spec=state.spec,
                 adaptation=adaptation,
-                own_widths=state.widths,
+                feature_widths=state.widths,
             )
         return self._encoder
 
@@ -333,7 +329,7 @@ class Learner(Estimator):
         >>> learner.predict([[0.0, 1.5]]).tolist()
         ['ant']
         """
-        encoder = parts.create_encoder(self)
+        encoder = Encoder.of(self)
         sample_kind: Any = kind or encoder.kind
         check_choice("kind", sample_kind, ("image", "text", "features"))
         if self.adapt is not None:
@@ -342,9 +338,9 @@ class Learner(Estimator):
                 "images"
             )
         seed = seed_of(self)
-        parts.create_head(self, seed)  # invalid options raise an error now
-        encoder = encoder.begun(Samples(sample_kind))
-        state = parts.empty_state(self, encoder, seed)
+        create_head(self, seed)  # invalid options raise an error now
+        encoder = encoder.with_backbone_for(Samples(sample_kind))
+        state = empty_state(self, encoder, seed)
         replace_model(self, encoder, state.after(Change.now("begin", 0)))
         return self
 
@@ -404,40 +400,39 @@ class Learner(Estimator):
         return self._fit(data, y, sample_weight)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
+        """Forget everything and learn; a backbone chosen by `begin` is kept."""
         begun = None
         if self._state is not None and self._state.is_empty:
             begun = self._state
         else:
             self._drawn_seed = None  # every fit draws a new number from a generator
         seed = seed_of(self)
-        head = parts.create_head(self, seed)  # invalid options raise an error now
-        config = self._adaptation_config()
-        if begun is None:
-            encoder = parts.create_encoder(self)
-        else:
-            encoder = self._require_encoder()
+        head = create_head(self, seed)  # invalid options raise an error now
+        config = None
+        if self.adapt is not None:
+            from evergrow.adapt.fsa import adaptation_config  # slow to import
 
-        chunks = iter(
-            inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
-        )
+            config = adaptation_config(self.adapt)
+        encoder = Encoder.of(self) if begun is None else self._require_encoder()
+
+        chunks = iter(labelled_chunks(data, y, sample_weight, "train", encoder.kind))
         first = next(chunks)
         if first.weights is not None:
             head.require_weights()
         if config is not None:
             _check_adaptable(first.kind)
-            in_memory.check_not_stream(data)
+            inputs.check_not_stream(data)
 
         if encoder.spec is None:  # `begin` has not chosen a backbone
-            encoder = encoder.begun(first)
+            encoder = encoder.with_backbone_for(first)
         if config is not None:
             encoder, first = encoder.adapted(first, config, seed=seed)
         if begun is None:
-            empty = parts.empty_state(self, encoder, seed)
+            empty = empty_state(self, encoder, seed)
         else:
             # Parameters may have changed since `begin`: the file must describe the
             # head.
-            recipe = parts.head_recipe(self)
-            empty = dataclasses.replace(begun, recipe=recipe, seed=seed)
+            empty = dataclasses.replace(begun, recipe=HeadRecipe.of(self), seed=seed)
         if encoder.spec is None:
             empty = dataclasses.replace(
                 empty, columns=first.columns, widths=encoder.widths
@@ -448,14 +443,6 @@ class Learner(Estimator):
         head = with_widths(head, encoder.widths)
         replace_model(self, encoder, learn(empty, head, blocks, seed, "fit"))
         return self
-
-    def _adaptation_config(self) -> Any:
-        """Return the settings for training the backbone, or None."""
-        if self.adapt is None:
-            return None
-        from evergrow.adapt.fsa import adaptation_config  # slow to import
-
-        return adaptation_config(self.adapt)
 
     def partial_fit(
         self,
@@ -526,7 +513,7 @@ class Learner(Estimator):
         self, data: Any, y: Any, sample_weight: Any, classes: Any = None
     ) -> Iterable[LabelledRows]:
         encoder = self._require_encoder()
-        chunks = inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
         return encode_labelled(encoder, self.state_, chunks, classes)
 
     def learn_unlabelled(self, data: Any) -> PseudoLabelReport:
@@ -571,10 +558,9 @@ class Learner(Estimator):
         self._require_method("learn_unlabelled")
         blocks = (
             LabelledRows(part.X, np.full(len(part.X), ""))
-            for part in self._encode_items(data)
+            for part in self._encode_chunks(data)
         )
-        state = self._require_fitted()
-        self._state, report = unlabelled_samples.with_unlabelled(state, blocks)
+        self._state, report = edits.with_unlabelled(self._require_fitted(), blocks)
         return report
 
     def fade(self, factor: float) -> Self:
@@ -590,7 +576,7 @@ class Learner(Estimator):
             0 < factor <= 1.
         """
         self._require_method("fade")
-        self._state = unlabelled_samples.faded(self._require_fitted(), factor)
+        self._state = edits.faded(self._require_fitted(), factor)
         return self
 
     # -- editing -----------------------------------------------------------------------
@@ -653,8 +639,7 @@ class Learner(Estimator):
             raise ParameterError("unlearn must be given either data or unlabelled=True")
         if unlabelled:
             self._require_method("forget_unlabelled")
-            state = self._require_fitted()
-            self._state = unlabelled_samples.without_unlabelled(state)
+            self._state = edits.without_unlabelled(self._require_fitted())
         else:
             self._require_method("unlearn")
             blocks = self._encode_training_data(data, y, sample_weight)
@@ -744,12 +729,12 @@ class Learner(Estimator):
         UnlearnError
             If samples were never learned as ``source``.
         """
-        source, target = edits.moving(self._require_fitted(), source, target)
-        samples = edits.read_movable(data, self._require_encoder().kind)
-        samples = edits.samples_to_move(samples, source)
-        encoded = self._encode(samples, on_error="raise")
         state = self._require_fitted()
-        self._state = edits.relabelled(state, encoded.X, source, target)
+        source, target = edits.check_move(state, source, target)
+        samples = edits.read_movable(data, state.kind)
+        samples = edits.samples_to_move(samples, source)
+        X = self.encode(samples, on_error="raise").X
+        self._state = edits.relabelled(state, X, source, target)
         return self
 
     # -- several learners --------------------------------------------------------------
@@ -881,7 +866,7 @@ class Learner(Estimator):
             Fraction of known samples that may be called unknown. The threshold is
             calibrated on held-out samples of every batch.
         """
-        threshold = self._threshold(false_alarm)
+        threshold = self._require_fitted().threshold(false_alarm)
         # A NaN counts as unknown.
         return np.asarray(~(self.novelty_score(items) <= threshold))
 
@@ -895,7 +880,7 @@ class Learner(Estimator):
         on_error : {"raise", "skip"}, optional
             As for :meth:`ask`.
         """
-        return join_features(list(self._encode_items(items, on_error=on_error)))
+        return join_features(list(self._encode_chunks(items, on_error)))
 
     def ask(
         self,
@@ -921,10 +906,10 @@ class Learner(Estimator):
         -------
         Answers
         """
+        state = self._require_fitted()
         threshold = None
         if false_alarm is not None:
-            threshold = self._threshold(false_alarm)
-        state = self._require_fitted()
+            threshold = state.threshold(false_alarm)
         features = self.encode(items, on_error=on_error)
         if hasattr(state.head, "predict_proba"):
             measure = "probability"
@@ -949,33 +934,33 @@ class Learner(Estimator):
             unknown=unknown,
             threshold=thresholds,
             label_kind=state.label_kind,
-            index=getattr(items, "index", None) if in_memory.is_pandas(items) else None,
+            index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
         )
 
-    def _threshold(self, false_alarm: float) -> float:
-        """Return the novelty threshold, or raise an error if the method has none."""
-        self._require_method("novelty_score")
-        return self.state_.threshold(false_alarm)
-
-    def _encode(self, samples: Samples, *, on_error: OnError | None = None) -> Features:
-        return encode_samples(self._require_encoder(), self.state_, samples, on_error)
-
-    def _encode_items(
-        self, items: Any, *, on_error: OnError | None = None
+    def _encode_chunks(
+        self, items: Any, on_error: OnError | None = None
     ) -> Iterable[Features]:
         """Return the features of items, one chunk of a stream at a time."""
+        from evergrow.features.encoding import Features
+
+        if isinstance(items, Features):
+            return [items]
         state = self.state_
-        return encode_items(self._require_encoder(), state, items, on_error)
+        encoder = self._require_encoder()
+        return (
+            encode_samples(encoder, state, samples, on_error)
+            for samples in item_chunks(items, encoder.kind)
+        )
 
     def _apply(
         self, function: Callable[[NDArray[Any]], Any], items: Any
     ) -> NDArray[Any]:
         """Apply a function to the features of items, chunk by chunk."""
-        chunks = self._encode_items(items, on_error="raise")
+        chunks = self._encode_chunks(items, "raise")
         return np.concatenate([function(chunk.X) for chunk in chunks])
 
     def _sort_columns(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Reorder columns from names ("10" before "2") to labels (2 before 10)."""
+        """Sort columns by label (2 before 10) instead of name ("10" before "2")."""
         state = self.state_
         labels = as_labels(state.classes.tolist(), state.label_kind)
         return values[:, np.argsort(labels, kind="stable")]
@@ -1012,78 +997,14 @@ class Learner(Estimator):
         -------
         Evaluation
         """
-        started = time.perf_counter()
-        state = self._require_fitted()
-        has_novelty = hasattr(state.head, "novelty_score") and bool(state.calibration.n)
-        threshold = None
-        if has_novelty or unknown is not None:
-            # Raises an error before any work is done if there is no threshold.
-            threshold = self._threshold(false_alarm)
-        kind = self._require_encoder().kind
-        chunks = [
-            self._answer(samples, with_certainty=keep_samples, with_novelty=has_novelty)
-            for samples in inputs.labelled_chunks(data, y, None, "test", kind)
-        ]
-        answered = join_answered(chunks)
-        unknown_scores = np.empty(0)
-        if unknown is not None:
-            unknown_scores = self._novelty_of_unknown(unknown)
-        result = evaluate_predictions(
-            answered.true,
-            answered.predicted,
-            state.classes,
-            answered.novelty,
-            unknown_scores,
-            threshold,
-            false_alarm,
+        return evaluate_learner(
+            self,
+            data,
+            y,
+            unknown=unknown,
+            false_alarm=false_alarm,
+            keep_samples=keep_samples,
         )
-        return dataclasses.replace(
-            result,
-            left_out=answered.left_out,
-            samples=answered.as_sample_answers() if keep_samples else None,
-            seconds=time.perf_counter() - started,
-        )
-
-    def _answer(
-        self, samples: Samples, *, with_certainty: bool, with_novelty: bool
-    ) -> AnsweredSamples:
-        """Predict labelled samples."""
-        head = self.head_
-        encoded = self._encode(samples)
-        predicted = np.asarray(head.predict(encoded.X), dtype=np.str_)
-        certainty = None
-        if with_certainty and hasattr(head, "predict_proba"):
-            probabilities = np.asarray(head.predict_proba(encoded.X))
-            columns = np.searchsorted(self.state_.classes, predicted)
-            certainty = np.take_along_axis(probabilities, columns[:, None], axis=1)
-            certainty = certainty[:, 0]
-        novelty = None
-        if with_novelty:
-            novelty = head.novelty_score(encoded.X)
-        return AnsweredSamples(
-            samples.items,
-            len(samples),
-            encoded.rows,
-            samples.required_labels()[encoded.rows],
-            predicted,
-            certainty,
-            novelty,
-            tuple(name for name, _ in encoded.failures),
-        )
-
-    def _novelty_of_unknown(self, unknown: Any) -> NDArray[np.float64]:
-        """Return the novelty of samples whose class the model does not know."""
-        state = self._require_fitted()
-        samples = inputs.read_unknown(unknown, self._require_encoder().kind)
-        if samples.labels is not None:
-            is_known = np.isin(samples.labels, state.classes)
-            samples = samples.take(np.flatnonzero(~is_known))
-        if not len(samples):
-            raise InputError(
-                "unknown must contain classes that the model does not know, got known "
-                "classes only"
-            )
-        return np.asarray(state.head.novelty_score(self._encode(samples).X))
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy; samples of classes never learned count as wrong.
@@ -1096,11 +1017,11 @@ class Learner(Estimator):
             Weight per sample.
         """
         head = self.head_
-        kind = self._require_encoder().kind
+        kind = self.state_.kind
         correct = []
         weights = []
-        for samples in inputs.labelled_chunks(data, y, sample_weight, "test", kind):
-            X = self._encode(samples, on_error="raise").X
+        for samples in labelled_chunks(data, y, sample_weight, "test", kind):
+            X = self.encode(samples, on_error="raise").X
             predicted = np.asarray(head.predict(X), dtype=np.str_)
             correct.append(predicted == samples.required_labels())
             if samples.weights is None:
@@ -1233,7 +1154,7 @@ class Learner(Estimator):
 def empty_copy(learner: Learner) -> Learner:
     """Return a learner with the same backbone and layer that has learned nothing.
 
-    Train it elsewhere and add what it learned with :meth:`Learner.merge`.
+    Train it elsewhere, then add its samples with :meth:`Learner.merge`.
 
     Parameters
     ----------
@@ -1244,7 +1165,7 @@ def empty_copy(learner: Learner) -> Learner:
     state = learner.state_
     encoder = encoder_of(learner)
     empty = dataclasses.replace(
-        parts.empty_state(learner, encoder, state.seed),
+        empty_state(learner, encoder, state.seed),
         head=head,
         label_kind=state.label_kind,
         columns=state.columns,
@@ -1253,7 +1174,7 @@ def empty_copy(learner: Learner) -> Learner:
 
 
 def settle(learner: Learner) -> Learner:
-    """Compute now what the first prediction would compute, and return the learner.
+    """Solve the class weights of a learner now instead of at its first prediction.
 
     ``fit`` does this. Later changes do it only if it takes at most a second; with
     thousands of units and classes it takes several. A learner that is saved afterwards
@@ -1262,11 +1183,11 @@ def settle(learner: Learner) -> Learner:
     Parameters
     ----------
     learner : Learner
-        A fitted learner; changed in place.
+        A fitted learner; changed in place and returned.
     """
     head = learner.head_.branch().settle()
     state = learner.state_
-    calibration = state.calibration.applied(head)
+    calibration = state.calibration.calibrate_head(head)
     learner.state_ = dataclasses.replace(state, head=head, calibration=calibration)
     return learner
 
@@ -1275,7 +1196,11 @@ def settle(learner: Learner) -> Learner:
 
 
 def seed_of(learner: Learner) -> int:
-    """Return the seed of the next fit; it is drawn once per fit from a generator."""
+    """Return the seed of the next fit.
+
+    A number drawn from a generator is kept until the next fit, so that all calls return
+    the same.
+    """
     random_state = learner.random_state
     if isinstance(random_state, (int, np.integer)):
         return resolve_seed(random_state)
@@ -1286,20 +1211,45 @@ def seed_of(learner: Learner) -> int:
     return drawn[1]
 
 
+def create_head(learner: Learner, seed: int) -> IncrementalClassifier:
+    """Return the untrained head of the next fit; invalid options raise an error."""
+    recipe = HeadRecipe.of(learner)
+    return recipe.create(device=learner.device, random_state=seed)
+
+
+def empty_state(learner: Learner, encoder: Encoder, seed: int) -> Snapshot:
+    """Return the state of a model that has a backbone and has learned nothing."""
+    adaptation = None
+    if encoder.adaptation is not None:
+        adaptation = to_archive(encoder.adaptation)
+    return Snapshot(
+        HeadRecipe.of(learner),
+        {},
+        spec=encoder.spec,
+        reason=encoder.reason,
+        seed=seed,
+        adaptation=adaptation,
+        widths=encoder.widths if encoder.spec is None else (),
+    )
+
+
 def encoder_of(learner: Learner) -> Encoder:
-    """Return the encoder of a learner that has begun."""
+    """Return the encoder of a learner that has a state, even if it is empty."""
     return learner._require_encoder()
 
 
-def new_learner(settings: Learner, encoder: Encoder, state: Snapshot) -> Learner:
-    """Return a learner with the parameters of another one and this state."""
-    learner = type(settings)(**settings.get_params())
-    learner._source = settings._source
+def new_learner(template: Learner, encoder: Encoder, state: Snapshot) -> Learner:
+    """Return a learner with the parameters of a template and this state."""
+    learner = type(template)(**template.get_params())
+    learner._source = template._source
     return replace_model(learner, encoder, state)
 
 
 def replace_model(learner: Learner, encoder: Encoder, state: Snapshot) -> Learner:
-    """Replace encoder and state of a learner; it still belongs to the same file."""
+    """Replace encoder and state of a learner in place, and return it.
+
+    It still belongs to the same model file.
+    """
     origin = None if learner._state is None else learner._state.origin
     learner._encoder = encoder
     learner._state = dataclasses.replace(state, origin=origin)

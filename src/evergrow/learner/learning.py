@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError, KnownSamplesError
+from evergrow.core.errors import InputError, KnownSamplesError, LabelError
+from evergrow.data.inputs import as_names
+from evergrow.data.items import Samples
+from evergrow.learner.encoder import Encoder, encode_samples, require_readable_classes
 from evergrow.learner.label_types import common_kind, warn_alike, warn_few
-from evergrow.learner.measuring import before_new_classes, calibrated
-from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprint
+from evergrow.learner.snapshot import Change, Event, Snapshot, add_labels, fingerprint
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
@@ -38,7 +40,7 @@ class LabelledRows:
         Class names.
     weights : ndarray of shape (n,) or None
         Weight per row; None if all are 1.
-    label_kind : str or None
+    label_kind : {"name", "integer", "boolean"} or None
         Original label type; None for strings read from a file.
     """
 
@@ -48,17 +50,96 @@ class LabelledRows:
     label_kind: str | None = None
 
 
-def gathered(
+# -- blocks of rows --------------------------------------------------------------------
+
+
+def encode_labelled(
+    encoder: Encoder,
+    state: Snapshot,
+    chunks: Iterable[Samples],
+    classes: Any = None,
+) -> Iterator[LabelledRows]:
+    """Yield labelled samples as blocks of feature vectors of bounded size.
+
+    Samples of weight 0 and unreadable samples are left out.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        Computes the features.
+    state : Snapshot
+        The model that will learn the samples.
+    chunks : iterable of Samples
+        Labelled samples.
+    classes : array-like, optional
+        The only labels allowed.
+
+    Raises
+    ------
+    LabelError
+        If a label is not in `classes`.
+    InputError
+        If no sample of a class could be read.
+    """
+    announced = None
+    if classes is not None:
+        n_classes = len(classes) if hasattr(classes, "__len__") else 0
+        announced = as_names(classes, n_classes)
+    given: set[str] = set()
+    readable: set[str] = set()
+
+    def encoded_chunks() -> Iterator[LabelledRows]:
+        for samples in chunks:
+            labels = samples.required_labels()
+            if announced is not None:
+                _check_announced(labels, announced)
+            features = encode_samples(encoder, state, samples)
+            labels_read = labels[features.rows]
+            given.update(labels.tolist())
+            readable.update(labels_read.tolist())
+            yield _used_rows(samples, features.X, features.rows)
+
+    yield from join_blocks(encoded_chunks())
+    require_readable_classes(given, readable)
+
+
+def _check_announced(labels: NDArray[np.str_], announced: NDArray[np.str_]) -> None:
+    others = np.setdiff1d(labels, announced).tolist()
+    if others:
+        raise LabelError(
+            f"labels must be among the classes that were announced, got {others[0]!r}"
+        )
+
+
+def _used_rows(
+    samples: Samples, X: NDArray[np.floating], rows: NDArray[np.int64]
+) -> LabelledRows:
+    """Return the encoded rows whose weight is not 0.
+
+    `rows` are the row numbers of `X` in the samples.
+    """
+    labels = samples.required_labels()[rows]
+    if samples.weights is None:
+        return LabelledRows(X, labels, None, samples.label_kind)
+    weights = samples.weights[rows]
+    used = np.flatnonzero(weights)
+    return LabelledRows(X[used], labels[used], weights[used], samples.label_kind)
+
+
+def join_blocks(
     blocks: Iterable[LabelledRows], size: int = BLOCK
 ) -> Iterator[LabelledRows]:
     """Join blocks until each, except the last, has at least `size` rows."""
     held: list[LabelledRows] = []
+    n_held = 0
     for block in blocks:
         held.append(block)
-        if sum(len(part.X) for part in held) >= size:
+        n_held += len(block.X)
+        if n_held >= size:
             yield _concatenated(held)
             held = []
-    if sum(len(part.X) for part in held):
+            n_held = 0
+    if n_held:
         yield _concatenated(held)
 
 
@@ -77,27 +158,26 @@ def _concatenated(blocks: list[LabelledRows]) -> LabelledRows:
             [np.ones(len(b.X)) if b.weights is None else b.weights for b in blocks]
         )
     X = np.concatenate([block.X for block in blocks])
-    return LabelledRows(
-        X,
-        np.concatenate([block.labels for block in blocks]),
-        weights,
-        blocks[0].label_kind,
-    )
+    labels = np.concatenate([block.labels for block in blocks])
+    return LabelledRows(X, labels, weights, blocks[0].label_kind)
+
+
+# -- learning --------------------------------------------------------------------------
 
 
 def learn(
-    base: Snapshot,
+    before: Snapshot,
     head: IncrementalClassifier,
     blocks: Iterable[LabelledRows],
     seed: int,
-    what: Event,
-    known: frozenset[str] = frozenset(),
+    event: Event,
+    refused: frozenset[str] = frozenset(),
 ) -> Snapshot:
     """Train a head on blocks of samples and return the new state.
 
     Parameters
     ----------
-    base : Snapshot
+    before : Snapshot
         The current state.
     head : IncrementalClassifier
         An untrained head, or a branch of the current one; changed in place.
@@ -105,65 +185,78 @@ def learn(
         Rows to learn.
     seed : int
         Seed of the calibration.
-    what : {"fit", "update"}
+    event : {"fit", "update"}
         Kind of change in the history.
-    known : frozenset of str
-        Fingerprints of batches that must not be learned again.
+    refused : frozenset of str
+        Fingerprints of blocks that must not be learned again.
 
     Raises
     ------
     KnownSamplesError
-        If a block has one of these fingerprints.
+        If a block has one of the refused fingerprints.
     """
-    counts = base.counts
-    calibration = base.calibration
-    samples = 0
-    kind: str | None = base.label_kind if counts else None
-    data: list[str] = []
+    counts = before.counts
+    calibration = before.calibration
+    label_kind: str | None = before.label_kind if counts else None
+    n_samples = 0
+    fingerprints: list[str] = []
     for block in blocks:
-        names = np.asarray(sorted(counts), dtype=np.str_)
-        kind = common_kind(kind, block.label_kind, block.labels, names)
-        warn_alike(names, block.labels)
-        data.append(fingerprint(block.X, block.weights))
-        if data[-1] in known:
+        classes = np.asarray(sorted(counts), dtype=np.str_)
+        label_kind = common_kind(label_kind, block.label_kind, block.labels, classes)
+        warn_alike(classes, block.labels)
+        fingerprints.append(fingerprint(block.X, block.weights))
+        if fingerprints[-1] in refused:
             raise KnownSamplesError(
                 f"samples must be new, but these {len(block.labels)} were learned "
                 "before and would count twice: again=True learns them once more"
             )
-        first = base.is_empty and not samples
-        if not first:
-            calibration = before_new_classes(calibration, head, block, counts, seed)
-        if first and block.weights is None:
+        is_first = before.is_empty and not n_samples
+        if not is_first:
+            calibration = calibration.with_new_classes(head, block, counts, seed)
+        if is_first and block.weights is None:
             head.fit(block.X, block.labels)
         else:
             head.partial_fit(block.X, block.labels, sample_weight=block.weights)
-        head.settle(cheap_only=not first)
-        counts = counted(counts, block.labels)
-        samples = samples + len(block.labels)
-        calibration = calibrated(calibration, head, block, counts, seed)
-    return learned(
-        base,
-        what,
-        samples,
-        data,
+        head.settle(cheap_only=not is_first)
+        counts = add_labels(counts, block.labels)
+        n_samples += len(block.labels)
+        calibration = calibration.calibrate_after(head, block, counts, seed)
+    return after_learning(
+        before,
+        event,
+        n_samples,
+        fingerprints,
         counts,
         head=head,
         calibration=calibration,
-        label_kind=kind or "name",
+        label_kind=label_kind or "name",
     )
 
 
-def learned(
-    base: Snapshot,
-    what: Event,
-    samples: int,
-    data: Iterable[str],
+def after_learning(
+    before: Snapshot,
+    event: Event,
+    n_samples: int,
+    fingerprints: Iterable[str],
     counts: dict[str, int],
     **values: Any,
 ) -> Snapshot:
-    """Return the state after samples were learned, with a record of the change."""
-    warn_few(base.counts, counts)
-    change = Change.now(
-        what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data)
-    )
-    return base.after(change, counts=counts, **values)
+    """Return the state after samples were learned, and warn of rare classes.
+
+    Parameters
+    ----------
+    before : Snapshot
+        The state before.
+    event : {"fit", "update"}
+        Kind of change in the history.
+    n_samples, fingerprints : int, iterable of str
+        Number of learned samples, and fingerprints of their blocks.
+    counts : dict of str to int
+        Number of samples per class, with these.
+    **values
+        New values of further fields of the state.
+    """
+    warn_few(before.counts, counts)
+    new_classes = sorted(counts.keys() - before.counts.keys())
+    change = Change.now(event, n_samples, new_classes, data=tuple(fingerprints))
+    return before.after(change, counts=counts, **values)

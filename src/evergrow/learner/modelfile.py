@@ -30,12 +30,18 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
 from evergrow.core.files import existing_model
 from evergrow.core.validation import check_number
-from evergrow.learner.history import KEEP, Header, History, Undone, default_room
+from evergrow.learner.history import (
+    KEEP,
+    Header,
+    History,
+    LogEntry,
+    default_history_bytes,
+)
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Ancestor, Change, Lineage, Snapshot
 
 _locked: dict[Path, int] = {}
-"""Models locked by this process, and the thread that locked each."""
+"""The thread that locked each model, of all models locked by this process."""
 
 
 class ModelWriteError(EvergrowError, OSError):
@@ -183,23 +189,23 @@ def commit(
         current = Header.read(model) if model.exists() else None
         old_size = 0 if current is None else model.stat().st_size
         is_loaded_here = _check_unchanged(state, current, model)
-        lineage = Lineage() if current is None else past.position(current)
-        n_old = _count_committed(state, current)
-        if is_loaded_here and n_old == len(state.history):
+        lineage = Lineage() if current is None else past.lineage_of(current)
+        n_written = _count_written(state, current)
+        if is_loaded_here and n_written == len(state.history):
             return Committed(lineage.number)
 
-        state = _next_revision(state, n_old, past, current, lineage, remark, who)
+        state = _next_revision(state, n_written, past, current, lineage, remark, who)
         if current is not None:
-            past.log(current.digest)
+            past.append_log(current.digest)
             if keep:
-                past.adopt(current)
+                past.add_model(current)
         removed = [] if keep else past.numbers()
         digest = write_archive(
             model, state.to_archive(), written=lambda: past.remove(removed)
         )
         learner.state_ = dataclasses.replace(state, origin=(model, digest))
         if keep_bytes is None:
-            keep_bytes = default_room(old_size, model.stat().st_size)
+            keep_bytes = default_history_bytes(old_size, model.stat().st_size)
         committed = Committed(state.lineage.number)
         pruned = past.prune(state.lineage, keep, keep_bytes)
         committed.dropped = (*removed, *pruned)
@@ -207,12 +213,12 @@ def commit(
 
 
 def _check_unchanged(state: Snapshot, current: Header | None, model: Path) -> bool:
-    """Return whether a learner was loaded from this file.
+    """Return whether a learner was loaded from this file, or last written to it.
 
     Raises
     ------
     BusyError
-        If the file has changed since.
+        If it was, and the file has changed since.
     """
     if state.origin is None or state.origin[0] != model:
         return False
@@ -225,8 +231,12 @@ def _check_unchanged(state: Snapshot, current: Header | None, model: Path) -> bo
     return True
 
 
-def _count_committed(state: Snapshot, current: Header | None) -> int:
-    """Return how many changes of the history are in the file already."""
+def _count_written(state: Snapshot, current: Header | None) -> int:
+    """Return how many changes of a learner are in the model file already.
+
+    Without a file, or in one with another history, these are the changes of earlier
+    commits to some file.
+    """
     if current is not None:
         n = len(current.history)
         if state.history[:n] == current.history:
@@ -236,24 +246,36 @@ def _count_committed(state: Snapshot, current: Header | None) -> int:
 
 def _next_revision(
     state: Snapshot,
-    n_old: int,
+    n_written: int,
     past: History,
     current: Header | None,
     lineage: Lineage,
     remark: Change,
     who: str | None,
 ) -> Snapshot:
-    """Return the state with the changes after the first `n_old` as one new revision.
+    """Return the state to write, whose new changes have one new revision number.
 
-    At least one change gets the new revision number.
+    Parameters
+    ----------
+    state : Snapshot
+        The state of the learner.
+    n_written : int
+        Number of its changes that are written already. If these are all, the last one
+        gets the new number nevertheless.
+    past, current, lineage : History, Header or None, Lineage
+        The history of the file, its present header if it exists, and its lineage.
+    remark : Change
+        Its note and ``extra`` fields are added to the last change.
+    who : str or None
+        Author of changes without one; None means :func:`author`.
     """
-    n_old = max(min(n_old, len(state.history) - 1), 0)
+    n_written = max(min(n_written, len(state.history) - 1), 0)
     number = max([*past.numbers(), lineage.number, state.lineage.number]) + 1
     if who is None:
         who = author()
     new = [
         dataclasses.replace(change, revision=number, who=change.who or who)
-        for change in state.history[n_old:]
+        for change in state.history[n_written:]
     ]
     if new:
         note = remark.note or new[-1].note
@@ -265,7 +287,7 @@ def _next_revision(
         ancestors = (*lineage.ancestors, parent)
     return dataclasses.replace(
         state,
-        history=(*state.history[:n_old], *new),
+        history=(*state.history[:n_written], *new),
         lineage=Lineage(number, ancestors),
     )
 
@@ -308,38 +330,37 @@ def rollback(
     check_number("n", n, low=1, integer=True)
     if who is None:
         who = author()
-    extra = dict(extra or {})
     with _lock(path, wait) as past, _report_write_errors(past.model):
         current = Header.read(past.model)
-        past.undone()  # raises an error if the log is damaged
-        kept = past.kept(current)
+        past.log_entries()  # raises an error if the log is damaged
+        restorable = past.restorable(current)
         ancestors = current.lineage.ancestors
-        if not kept:
+        if not restorable:
             raise ParameterError(
                 f"nothing to undo: no earlier state of {past.model} is kept in "
                 f"{past.folder}"
             )
-        if n > len(ancestors) or ancestors[-n] not in kept:
+        if n > len(ancestors) or ancestors[-n] not in restorable:
             raise ParameterError(
-                f"n must be at most {len(kept)}, the number of revisions kept, got {n}"
+                f"n must be at most {len(restorable)}, the number of revisions kept, "
+                f"got {n}"
             )
-        archive, body = past.verified(ancestors[-n].revision, ancestors[-n].digest)
+        ancestor = ancestors[-n]
+        archive, body = past.verified(ancestor.revision, ancestor.digest)
         target = Header.of(archive, past.model)
         undone = [
             entry for entry in current.history if entry.revision > target.revision
         ]
-        note = f"undid {', '.join(entry.what for entry in undone)}"
-        samples = sum(entry.samples for entry in undone)
         change = Change.now(
             "rollback",
-            samples,
-            note=note,
+            sum(entry.samples for entry in undone),
+            note=f"undid {', '.join(entry.what for entry in undone)}",
             revision=target.revision,
             who=who,
-            extra=extra,
+            extra=dict(extra or {}),
         )
-        entry = Undone(change, current.digest, target.digest, tuple(undone))
-        past.restore(ancestors[-n].revision, body, entry)
+        entry = LogEntry(change, current.digest, target.digest, tuple(undone))
+        past.restore(ancestor.revision, body, entry)
     return change
 
 
@@ -382,14 +403,13 @@ def redo(
     check_number("n", n, low=1, integer=True)
     if who is None:
         who = author()
-    extra = dict(extra or {})
     with _lock(path, wait) as past, _report_write_errors(past.model):
         steps = past.redoable(Header.read(past.model).digest)[:n]
         if not steps:
             raise ParameterError(
                 f"nothing to redo: the latest change of {past.model} is no rollback"
             )
-        numbers = [past.find(entry.before) for entry in steps]
+        numbers = [past.find_revision(entry.before) for entry in steps]
         if None in numbers:
             note = steps[numbers.index(None)].change.note
             raise ParameterError(
@@ -401,18 +421,17 @@ def redo(
                 f"n must be at most {len(steps)}, the number of rollbacks, got {n}"
             )
         for entry, number in zip(steps, numbers, strict=True):
-            note = f"redid {entry.change.note.removeprefix('undid ')}"
-            archive, body = past.verified(number or 0, entry.before)
-            revision = Header.of(archive, past.model).revision
+            assert number is not None
+            archive, body = past.verified(number, entry.before)
             change = Change.now(
                 "redo",
                 entry.change.samples,
-                note=note,
-                revision=revision,
+                note=f"redid {entry.change.note.removeprefix('undid ')}",
+                revision=Header.of(archive, past.model).revision,
                 who=who,
-                extra=extra,
+                extra=dict(extra or {}),
             )
-            past.restore(number or 0, body, Undone(change, entry.after, entry.before))
+            past.restore(number, body, LogEntry(change, entry.after, entry.before))
     return change
 
 
@@ -426,7 +445,7 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     """
     model = existing_model(path)
     header = Header.read(model)
-    log = History(model).undone(header.digest)
+    log = History(model).log_entries(header.digest)
     changes = list(header.history)
     for entry in log:
         changes += [*entry.undone, entry.change]
@@ -470,11 +489,10 @@ def open_revision(
         raise ParameterError(f"Revision {number} is not kept; {shown}.")
     digests = {entry.revision: entry.digest for entry in current.lineage.ancestors}
     if number not in digests:  # a rollback undid it; the log has its checksum
-        undone = {entry.before for entry in past.undone(current.digest)}
-        digests[number] = next(
-            (digest for digest in undone if past.find(digest) == number), ""
-        )
-    archive, _ = past.verified(number, digests[number])
+        for entry in past.log_entries(current.digest):
+            if past.find_revision(entry.before) == number:
+                digests[number] = entry.before
+    archive, _ = past.verified(number, digests.get(number, ""))
     return Learner.load(
         archive,
         name=f"{os.fspath(path)}@{number}",
@@ -505,7 +523,7 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
         The model file; nothing is changed.
     """
     model = existing_model(path)
-    return [entry.revision for entry in History(model).kept(Header.read(model))]
+    return [entry.revision for entry in History(model).restorable(Header.read(model))]
 
 
 def dropped_revisions(path: str | os.PathLike[str]) -> list[int]:
@@ -524,7 +542,7 @@ def dropped_revisions(path: str | os.PathLike[str]) -> list[int]:
 def clean_folder(folder: Path) -> None:
     """Remove files left by killed processes from a folder of models.
 
-    Models that another process is changing are skipped.
+    Locking a model removes them. Models that another process is changing are skipped.
 
     Parameters
     ----------
@@ -546,8 +564,16 @@ def clean_folder(folder: Path) -> None:
 # -- locking --
 
 
-def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
-    """Return the file to write, or raise an error if it cannot be written."""
+def _writable_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
+    """Return the file of a model, behind all links, after a check that it is writable.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If the file is missing and need not be `new`.
+    ModelWriteError
+        If the file or its folder cannot be written.
+    """
     if not new:
         existing_model(path)
     try:
@@ -571,15 +597,24 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
 def _lock(
     path: str | os.PathLike[str], wait: bool, *, new: bool = False
 ) -> Iterator[History]:
-    """Lock a model against other writers; the lock is reentrant within a thread."""
-    model = _target(path, new=new)
+    """Lock a model against other writers, and yield its history.
+
+    Creates the history folder, and removes files of killed processes. A thread can lock
+    a model again that it has locked.
+
+    Raises
+    ------
+    BusyError
+        If another process holds the lock and `wait` is false.
+    """
+    model = _writable_path(path, new=new)
     past = History(model)
     if _locked.get(model) == threading.get_ident():
         yield past
         return
     with ExitStack() as stack:
         with _report_write_errors(model):
-            past.secure()
+            past.create_folder()
             try:  # lock the folder, because every commit replaces the file
                 stack.enter_context(files.locked(past.folder, wait=wait))
             except BusyError as error:
@@ -588,7 +623,7 @@ def _lock(
                     "try again later"
                 ) from error
             files.remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
-            past.tidy()
+            past.clean()
         _locked[model] = threading.get_ident()
         stack.callback(_locked.pop, model, None)
         yield past
@@ -596,6 +631,7 @@ def _lock(
 
 @contextmanager
 def _report_write_errors(model: Path) -> Iterator[None]:
+    """Turn any ``OSError`` of the block into :class:`ModelWriteError`."""
     try:
         yield
     except EvergrowError:

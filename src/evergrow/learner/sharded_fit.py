@@ -17,26 +17,26 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
-from evergrow.learner import parts
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.encoder import Encoder
-from evergrow.learner.feature_rows import check_width
+from evergrow.learner.encoder import Encoder, check_width
 from evergrow.learner.label_types import common_kind, warn_alike
 from evergrow.learner.learner import (
     Learner,
+    create_head,
+    empty_state,
     encoder_of,
     new_learner,
     replace_model,
     seed_of,
 )
-from evergrow.learner.learning import LabelledRows, learned
-from evergrow.learner.measuring import before_new_classes, calibrated
+from evergrow.learner.learning import LabelledRows, after_learning
 from evergrow.learner.snapshot import (
     Change,
+    HeadRecipe,
     Snapshot,
-    counted,
+    add_counts,
+    add_labels,
     fingerprint,
-    summed,
     with_widths,
 )
 
@@ -50,7 +50,7 @@ def encoder_for(
     widths: tuple[int, ...] = (),
     first: Callable[[], Samples] | None = None,
 ) -> Encoder:
-    """Return the encoder that this learner would begin with.
+    """Return the encoder that a fit of this learner would use.
 
     Parameters
     ----------
@@ -61,13 +61,13 @@ def encoder_for(
     widths : tuple of int
         Columns of each feature block, if samples are feature vectors of several blocks.
     first : callable, optional
-        Returns the first samples. The size of images decides their views.
+        Returns the first samples; called for images only. Their size decides the views.
     """
     if kind == "image" and first is not None:
         samples = first()
     else:
         samples = Samples(kind, widths=widths)
-    return parts.create_encoder(learner).begun(samples)
+    return Encoder.of(learner).with_backbone_for(samples)
 
 
 def check_mergeable(learner: Learner, *, fresh: bool) -> None:
@@ -78,7 +78,7 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
     learner : Learner
         The learner to train.
     fresh : bool
-        Whether it forgets everything first.
+        Whether it forgets everything first, as `fit` does.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
             "model to some of the images without it, and update that model with it"
         )
     if fresh:
-        head = parts.create_head(learner, seed_of(learner))
+        head = create_head(learner, seed_of(learner))
     else:
         head = learner.state_.head
     for method in ("spawn", "merge"):
@@ -101,8 +101,11 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
 
 
 def deciding_settings(learner: Learner) -> dict[str, Any]:
-    """Return the settings that the trained statistics depend on, as plain values."""
-    recipe = parts.head_recipe(learner).plain()
+    """Return method, options and seed of the next fit, as plain values.
+
+    Trained statistics depend on these settings of a learner only.
+    """
+    recipe = HeadRecipe.of(learner).plain()
     return {
         "method": recipe.method,
         "options": recipe.options,
@@ -111,12 +114,12 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
 
 
 def adopt(learner: Learner, other: Learner) -> Learner:
-    """Replace everything a learner knows by what another one knows."""
+    """Give a learner, in place, the encoder and the state of another one; return it."""
     return replace_model(learner, encoder_of(other), other.state_)
 
 
 def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Learner:
-    """Return an empty learner whose layer was built from a sample.
+    """Return a new, empty learner whose layer was built from a sample.
 
     It is the template for :func:`learn_shard`.
 
@@ -130,10 +133,10 @@ def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Lear
         Labelled feature vectors.
     """
     seed = seed_of(learner)
-    head = with_widths(parts.create_head(learner, seed), encoder.widths)
+    head = with_widths(create_head(learner, seed), encoder.widths)
     warn_alike(np.empty(0, dtype=np.str_), sample.labels)
     head.fit(sample.X, sample.labels)
-    state = parts.empty_state(learner, encoder, seed)
+    state = empty_state(learner, encoder, seed)
     state = dataclasses.replace(state, head=head.spawn())
     return new_learner(learner, encoder, state)
 
@@ -141,7 +144,7 @@ def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Lear
 def learn_shard(
     template: Learner, block: LabelledRows, number: int | None = None
 ) -> Learner:
-    """Train on one shard with the layer of a template.
+    """Return a new learner that learned one shard with the layer of a template.
 
     Parameters
     ----------
@@ -153,6 +156,13 @@ def learn_shard(
     number : int, optional
         Number of the shard. Shards of equal content can be merged only if they have
         different numbers.
+
+    Raises
+    ------
+    InputError
+        If the number of columns is not that of the layer.
+    LabelError
+        If the labels are of another type.
 
     Examples
     --------
@@ -175,7 +185,7 @@ def learn_shard(
     if number is not None:
         head.tag_shard(number)
     data = (fingerprint(block.X),)
-    counts = counted({}, block.labels)
+    counts = add_labels({}, block.labels)
     return _shard(template, head, counts, len(block.labels), data)
 
 
@@ -186,7 +196,12 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
     ----------
     shards : iterable of Learner
         From :func:`learn_shard` or this function, all of one template. At most two are
-        in memory at a time.
+        in memory at a time if they are read one by one. One shard is returned as it is.
+
+    Raises
+    ------
+    MergeError
+        If there are no shards, or two of them are the same.
     """
     total: Learner | None = None
     for shard in shards:
@@ -197,10 +212,11 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
 
 
 def _merge_two(first: Learner, second: Learner) -> Learner:
+    """Return the sum of two shards, with the numbers and fingerprints of both."""
     mine = first.state_
     theirs = second.state_
     head = mine.head.branch().merge(theirs.head)
-    counts = summed(mine.counts, theirs.counts)
+    counts = add_counts(mine.counts, theirs.counts)
     samples = mine.history[-1].samples + theirs.history[-1].samples
     data = (*mine.history[-1].data, *theirs.history[-1].data)
     return _shard(first, head, counts, samples, data)
@@ -213,6 +229,7 @@ def _shard(
     samples: int,
     data: tuple[str, ...],
 ) -> Learner:
+    """Return a shard: a learner with one change that has no time."""
     change = Change(
         "update", NO_TIME, samples, tuple(sorted(counts)), revision=1, data=data
     )
@@ -228,7 +245,7 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     Parameters
     ----------
     learner : Learner
-        Its current state is replaced.
+        Changed in place and returned. Its current state is replaced.
     total : Learner
         The sum of all shards, each trained with the template of one :func:`with_layer`.
     sample : LabelledRows
@@ -239,10 +256,10 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     encoder = encoder_of(total)
     seed = seed_of(learner)
     head = known.head.branch().settle()
-    calibration = calibrated(Calibration(), head, sample, known.counts, seed)
-    empty = parts.empty_state(learner, encoder, seed)
+    calibration = Calibration().calibrate_after(head, sample, known.counts, seed)
+    empty = empty_state(learner, encoder, seed)
     samples, data = _learned_data(known, sample)
-    state = learned(
+    state = after_learning(
         empty,
         "fit",
         samples,
@@ -261,7 +278,7 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     Parameters
     ----------
     learner : Learner
-        A fitted learner.
+        A fitted learner; changed in place and returned.
     total : Learner
         The sum of all shards, each trained with one
         :func:`~evergrow.learner.learner.empty_copy` of it.
@@ -271,23 +288,24 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     state = learner.state_
     added = total.state_
     warn_alike(state.classes, np.array(sorted(added.counts), dtype=np.str_))
-    calibration = before_new_classes(
-        state.calibration, state.head, sample, state.counts, seed_of(learner)
+    calibration = state.calibration.with_new_classes(
+        state.head, sample, state.counts, seed_of(learner)
     )
-    counts = summed(state.counts, added.counts)
+    counts = add_counts(state.counts, added.counts)
     head = state.head.branch().merge(added.head).settle(cheap_only=True)
-    calibration = calibrated(calibration, head, sample, counts, state.seed)
+    calibration = calibration.calibrate_after(head, sample, counts, state.seed)
     samples, data = _learned_data(added, sample)
-    learner.state_ = learned(
+    learner.state_ = after_learning(
         state, "update", samples, data, counts, head=head, calibration=calibration
     )
     return learner
 
 
 def _learned_data(total: Snapshot, sample: LabelledRows) -> tuple[int, tuple[str, ...]]:
-    """Return the number of samples and their fingerprints.
+    """Return the number of samples in a sum of shards, and their fingerprints.
 
-    There is one fingerprint if the sample has all rows, otherwise one per shard.
+    There is one fingerprint if the sample has all rows, as in a fit without shards,
+    otherwise one per distinct shard.
     """
     change = total.history[-1]
     if len(sample.labels) == change.samples:

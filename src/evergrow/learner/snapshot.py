@@ -6,6 +6,7 @@ history.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from evergrow.core.record import (
     Between,
     Extra,
     from_archive,
+    read_fields,
     record,
     require,
     to_archive,
@@ -37,14 +39,15 @@ from evergrow.core.record import (
 from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
 from evergrow.features.backbone import BackboneSpec
+from evergrow.head.label_set import ClassChange, NamedClasses, SavedHead, StoredLabels
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.label_types import as_labels, can_read
-from evergrow.learner.stored_head import StoredHead
 
 if TYPE_CHECKING:
     import torch
 
     from evergrow.head.base import IncrementalClassifier
+    from evergrow.learner.learner import Learner
 
     Head = IncrementalClassifier
 else:
@@ -211,9 +214,9 @@ def check_history(history: Sequence[Change], lineage: Lineage) -> None:
     """Raise :class:`FileFormatError` unless changes and revisions agree."""
     numbers = [change.revision for change in history]
     require(numbers == sorted(numbers), "the revisions of its changes do not ascend")
-    written = not numbers or lineage.number <= numbers[-1]
+    # The latest change may be newer than the last commit, see `Learner.save`.
     require(
-        written,
+        not numbers or lineage.number <= numbers[-1],
         f"it was written as revision {lineage.number} "
         f"and its last change is {numbers[-1:]}",
     )
@@ -242,7 +245,7 @@ def changed_names(history: Iterable[Change]) -> dict[str, str]:
 
 
 def fingerprint(X: NDArray[Any], weights: NDArray[np.float64] | None = None) -> str:
-    """Return a hash of feature vectors and weights; it does not depend on labels."""
+    """Return a hash of feature vectors and weights; labels do not enter."""
     digest = hashlib.blake2b(
         np.ascontiguousarray(X, dtype=np.float32).data, digest_size=12
     )
@@ -253,15 +256,15 @@ def fingerprint(X: NDArray[Any], weights: NDArray[np.float64] | None = None) -> 
 
 def learned_data(history: Iterable[Change]) -> frozenset[str]:
     """Return the fingerprints of batches learned and not unlearned since."""
-    held: set[str] = set()
+    learned: set[str] = set()
     for change in history:
-        if change.what == "fit":
-            held = set(change.data)
+        if change.what == "fit":  # everything before was forgotten
+            learned = set(change.data)
         elif change.what == "unlearn":
-            held -= set(change.data)
+            learned -= set(change.data)
         else:
-            held |= set(change.data)
-    return frozenset(held)
+            learned |= set(change.data)
+    return frozenset(learned)
 
 
 Count = Annotated[int, Between(1, 2**53)]
@@ -289,13 +292,23 @@ class HeadRecipe:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, learner: Learner) -> HeadRecipe:
+        """Return the recipe of the head that the next `fit` of a learner creates."""
+        return cls(learner.method, {} if learner.options is None else learner.options)
+
     def create(self, *, device: Any, random_state: Any) -> IncrementalClassifier:
-        """Return an untrained head.
+        """Return an untrained head, with its options checked.
 
         Parameters
         ----------
         device, random_state
-            Passed on if the method takes them.
+            Passed on if the method takes them and the options do not set them.
+
+        Raises
+        ------
+        ParameterError
+            If an option is unknown, missing or not valid.
         """
         if not isinstance(self.options, Mapping):
             raise ParameterError(
@@ -303,21 +316,21 @@ class HeadRecipe:
             )
         from evergrow.head.base import HEADS
 
-        head = HEADS[self.method]
+        head_class = HEADS[self.method]
         chosen = dict(self.options)
-        accepted = head.param_names()
+        accepted = head_class.param_names()
         for name, value in (("device", device), ("random_state", random_state)):
             if name in accepted:
                 chosen.setdefault(name, value)
         check_keys(chosen, accepted, f"option of method {self.method!r}")
         try:
-            made: IncrementalClassifier = head(**chosen)
+            head: IncrementalClassifier = head_class(**chosen)
         except TypeError as error:
             raise ParameterError(
                 f"method {self.method!r} needs options without a default: {error}"
             ) from error
-        made.check_params()  # before all images are encoded
-        return made
+        head.check_params()  # before all images are encoded
+        return head
 
     def plain(self) -> HeadRecipe:
         """Return the recipe with JSON values, or raise :class:`InputError`."""
@@ -346,7 +359,7 @@ class HeadSummary:
     blocks : tuple of BlockSummary or None
         The feature blocks, if there are several.
     guesses : int
-        Samples learned without labels.
+        Number of samples learned without labels.
     """
 
     n_units: int | None = None
@@ -361,6 +374,85 @@ class HeadSummary:
             blocks = tuple(BlockSummary(**block) for block in blocks)
         n_units = getattr(head, "n_units_", None)
         return cls(n_units, blocks, getattr(head, "n_pseudo_labels_", 0))
+
+
+class StoredHead(NamedClasses):
+    """A head in its archive: classes can be renamed and merged before :meth:`load`.
+
+    Parameters
+    ----------
+    method : str
+        Name of the head.
+    archive : Archive
+        Written by :meth:`~evergrow.head.base.IncrementalClassifier.to_archive`.
+    name : str
+        Name of the model in messages.
+
+    Examples
+    --------
+    >>> from evergrow import Classifier
+    >>> from evergrow.learner.snapshot import StoredHead
+    >>> head = Classifier(n_units=5, random_state=0)
+    >>> head = head.fit([[1.0], [2.0], [3.0]], ["east", "north", "west"])
+    >>> stored = StoredHead("evergrow", head.to_archive())
+    >>> stored = stored.merge_classes(["east", "west"], "level")
+    >>> stored.classes_.tolist(), stored.load().classes_.tolist()
+    (['level', 'north'], ['level', 'north'])
+    """
+
+    def __init__(
+        self, method: str, archive: Archive, *, name: str = "the archive"
+    ) -> None:
+        saved = read_fields(SavedHead, archive, name=name)
+        self.method = method
+        self.name = name
+        self._archive = archive
+        # Current name of each column of the stored head. Merged classes have one name.
+        self._columns = saved.labels.table()
+        self.classes_ = np.unique(self._columns)
+        self.n_features_in_ = saved.n_features
+
+    def _require_fitted(self) -> None:
+        """Do nothing: a stored head has learned."""
+
+    def _change_classes(self, change: ClassChange) -> Self:
+        new_names = {
+            self.classes_[index]: name
+            for name, group in zip(change.classes.tolist(), change.groups, strict=True)
+            for index in group
+        }
+        columns = [new_names[name] for name in self._columns]
+        self._columns = np.array(columns, dtype=change.classes.dtype)
+        self.classes_ = change.classes
+        return self
+
+    def branch(self) -> Self:
+        """Return a copy with independent class names."""
+        return copy.copy(self)
+
+    def settle(self, *, cheap_only: bool = False) -> Self:
+        """Do nothing: nothing can be computed before the head is loaded."""
+        return self
+
+    def to_archive(self) -> Archive:
+        """Return the archive with the current class names."""
+        labels = to_values(StoredLabels.of(self._columns))
+        return replace(self._archive, meta={**self._archive.meta, "labels": labels})
+
+    def load(self, device: str | torch.device | None = None) -> IncrementalClassifier:
+        """Return the head, with classes of equal name merged.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Device of the head; by default the one in its settings.
+        """
+        from evergrow.head.base import HEADS
+
+        require(self.method in HEADS, f"its method {self.method!r} is unknown here")
+        return HEADS[self.method].from_archive(
+            self.to_archive(), device, name=self.name
+        )
 
 
 @record("learner", version=2)
@@ -399,7 +491,8 @@ class Snapshot:
     columns : tuple of str
         Column names of the data frame, if there was one.
     told : HeadSummary or None
-        Summary of the head; only in files.
+        Summary of the head, written to files so that it can be shown without loading
+        the head; None in memory unless the state was read from a file.
     extra : Extra
         Optional file contents written by a later evergrow.
     origin : (Path, str) or None
@@ -482,8 +575,15 @@ class Snapshot:
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return the state after a change, with new values for some fields.
 
-        If a class name cannot be read as the current label type, all labels become
-        strings.
+        The change gets the next revision number. If a class name cannot be read as the
+        current label type, all labels become strings.
+
+        Parameters
+        ----------
+        change : Change
+            The change, appended to the history.
+        **values
+            New values by field name.
         """
         after = replace(
             self,
@@ -551,6 +651,7 @@ class Snapshot:
         }
 
     def _head_summary(self) -> HeadSummary:
+        """Return the summary of the head; a stored head without one is loaded."""
         if not isinstance(self.head, StoredHead):
             return HeadSummary.of(self.head)
         if self.told is not None:
@@ -571,7 +672,7 @@ class Snapshot:
         return to_archive(replace(plain, head=head, told=summary))
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless the fields agree (head unloaded)."""
+        """Raise :class:`FileFormatError` unless the fields agree; loads no head."""
         check_history(self.history, self.lineage)
         names = sorted(self.counts)
         width = None
@@ -604,9 +705,9 @@ class Snapshot:
             self.spec is not None or self.adaptation is None,
             "it has an adaptation but no backbone",
         )
-        blocks = not self.widths or (self.spec is None and sum(self.widths) == width)
+        adds_up = not self.widths or (self.spec is None and sum(self.widths) == width)
         require(
-            blocks, "the widths of its feature blocks do not add up to its features"
+            adds_up, "the widths of its feature blocks do not add up to its features"
         )
         require(
             len(self.columns) in (0, width),
@@ -627,15 +728,27 @@ def read_snapshot(archive: Archive, name: str) -> Snapshot:
     FileFormatError
         If the archive is not a learner, or its parts do not agree.
     """
-    now = from_archive(Snapshot, archive, name=name)
-    head: Any = now.head
+    state = from_archive(Snapshot, archive, name=name)
+    head: Any = state.head
     if head is not None:
-        head = StoredHead(now.recipe.method, head, name=f"{name}: head")
-    return replace(now, head=head)
+        head = StoredHead(state.recipe.method, head, name=f"{name}: head")
+    return replace(state, head=head)
 
 
-def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Snapshot:
+def with_head(
+    state: Snapshot, device: str | torch.device | None, name: str
+) -> Snapshot:
     """Return a state from :func:`read_snapshot` with its head loaded.
+
+    Parameters
+    ----------
+    state : Snapshot
+        The state, with a head in its archive or without a head. The recipe of a missing
+        head is only checked.
+    device : str or torch.device or None
+        Device of the head; None chooses the best one.
+    name : str
+        Name of the model in messages.
 
     Raises
     ------
@@ -645,26 +758,26 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
     if device is not None:
         resolve_device(device)  # an error here is not one of the file
     try:
-        if now.adaptation is not None:
-            read_adaptation(now.adaptation, f"{name}: adaptation")
-        stored: Any = now.head
-        if stored is None:
-            now.recipe.create(
-                device="auto" if device is None else device, random_state=now.seed
+        if state.adaptation is not None:
+            read_adaptation(state.adaptation, f"{name}: adaptation")
+        if state.is_empty:
+            state.recipe.create(
+                device="auto" if device is None else device, random_state=state.seed
             )
-            return now
+            return state
+        stored: Any = state.head
         head = stored.load(device)
-        learned = getattr(head, "class_counts_", None)
-        own = [now.counts[label] for label in head.classes_.tolist()]
+        in_head = getattr(head, "class_counts_", None)
+        in_state = [state.counts[label] for label in head.classes_.tolist()]
         require(
-            learned is None or own == learned.tolist(),
+            in_head is None or in_state == in_head.tolist(),
             f"the sample counts of {name} differ from those of its head",
         )
     except FileFormatError:
         raise
     except (EvergrowError, TypeError, ValueError) as error:
         raise FileFormatError(f"{name} does not fit its method: {error}") from error
-    return replace(now, head=head)
+    return replace(state, head=head)
 
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
@@ -677,29 +790,32 @@ def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
 def with_widths(
     head: IncrementalClassifier, widths: Sequence[int]
 ) -> IncrementalClassifier:
-    """Set the widths of feature blocks, if the head has a parameter for them."""
+    """Set the widths of feature blocks in place, and return the head.
+
+    A head whose parameter ``blocks`` is missing or set is not changed.
+    """
     if len(widths) > 1 and getattr(head, "blocks", widths) is None:
         setattr(head, "blocks", tuple(widths))  # noqa: B010 (a parameter that not every head has)
     return head
 
 
-def counted(before: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
-    """Return the sample counts per class with a batch added.
+def add_labels(counts: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
+    """Return sample counts per class with the labels of a batch added.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.snapshot import counted
-    >>> counted({"cat": 2}, np.array(["cat", "ant"]))
+    >>> from evergrow.learner.snapshot import add_labels
+    >>> add_labels({"cat": 2}, np.array(["cat", "ant"]))
     {'ant': 1, 'cat': 3}
     """
-    return summed(before, Counter(labels.tolist()))
+    return add_counts(counts, Counter(labels.tolist()))
 
 
-def summed(
+def add_counts(
     first: Mapping[str, int],
     second: Mapping[str, int],
     common: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Add the sample counts of two models and subtract `common`."""
+    """Return the sum of two sample counts per class, with `common` subtracted."""
     return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))

@@ -29,7 +29,7 @@ from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
 from evergrow.features.image_backbone import ImageBackbone
-from evergrow.features.weight_sources import best_backbone, list_backbones
+from evergrow.features.weights import best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
 from evergrow.serve.config import Limits, ServeConfig

@@ -23,7 +23,7 @@ from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import partial_folder
 from evergrow.data.archives import DataArchive, TooManyFilesError
 from evergrow.data.folders import is_hidden
-from evergrow.data.image_suffixes import IMAGE_SUFFIXES
+from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
 from evergrow.features.backbone import Backbone
 from evergrow.serve.backbones import Prepared, cores

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.serve.config import Token, Tokens, token_digest
 from evergrow.serve.schemas import LanRecord
 

@@ -315,7 +315,7 @@ class ServedModel:
         history = History(self.path)
         n = 0
         for entry in history.redoable(Header.read(self.path).digest):
-            if history.find(entry.before) is None:
+            if history.find_revision(entry.before) is None:
                 break
             n += 1
         return n
@@ -514,7 +514,7 @@ class ServedModel:
         for change in version.learner.state_.history:
             if request.fulfilled_by(change):
                 return change
-        for entry in History(self.path).undone(version.digest):
+        for entry in History(self.path).log_entries(version.digest):
             for change in (entry.change, *entry.undone):
                 if request.fulfilled_by(change):
                     return entry.change

@@ -520,12 +520,12 @@ class CurveRecord(BaseModel):
     sizes: list[int]
     accuracy: list[float]
     interval: list[tuple[float, float]]
-    samples: int = Field(description="Median number of samples per class.")
+    median_samples: int = Field(description="Median number of samples per class.")
     gain: tuple[float, float, float] = Field(
         description="Predicted gain of ten more samples per class, with its interval."
     )
-    classes: dict[str, float] = Field(
-        description="Gain of each class from the last doubling of its samples."
+    recall_gains: dict[str, float] = Field(
+        description="Gain in recall of each class from its last doubling of samples."
     )
 
 

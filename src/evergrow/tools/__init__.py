@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evergrow.core.lazy import lazy_names
+from evergrow.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.tools.comparison import compare_learners

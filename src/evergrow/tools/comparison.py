@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.data import DataOptions
 from evergrow.data.inputs import read_labelled
-from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change, Snapshot, Tested, changed_names
+from evergrow.tools.labelled_data import labelled_features
 
 _SHOWN_RESULTS = (
     "n_samples",
@@ -60,8 +60,8 @@ class Comparison:
     counts : dict of str to (int, int)
         Numbers of learned samples of common classes, if they differ.
     names : dict of str to str
-        New names of classes that were renamed or merged after the first model, if the
-        second one is a later version of it.
+        If the second model is a later version of the first: new names, by old names, of
+        classes that were renamed or merged since.
     results : pair of Evaluation or None
         Results of both models on test data, with the class names of the second.
     changed : tuple of ChangedAnswer
@@ -142,19 +142,21 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
 
 
 def _renamed_classes(first: Learner, second: Learner) -> dict[str, str]:
-    """Return new names of classes, if `second` is a later version of `first`."""
+    """Return the new names of classes of `first` by their old names.
+
+    The result is empty unless `second` is a later version of `first`.
+    """
     before = first.state_.history
     history = second.state_.history
-    started_alike = [_identity(change) for change in history[: len(before)]]
-    if started_alike != [_identity(change) for change in before]:
+    if _identities(history[: len(before)]) != _identities(before):
         return {}
     known = first.state_.counts
     later = changed_names(history[len(before) :])
     return {old: new for old, new in later.items() if old in known and new != old}
 
 
-def _identity(change: Change) -> tuple[str, str]:
-    return change.what, change.when
+def _identities(changes: Sequence[Change]) -> list[tuple[str, str]]:
+    return [(change.what, change.when) for change in changes]
 
 
 def _compare_classes(
@@ -189,15 +191,16 @@ def _compare_predictions(
     """Add the results of both models on test data to a comparison."""
     names = comparison.names
     samples = read_labelled(data, "test", first.state_.kind)
-    encoded = first.encode(samples)
-    encoded_again = encoded
+    first_features = first.encode(samples)
+    second_features = first_features
     if backbone_differences(first.state_.spec, second.state_.spec):
-        encoded_again = second.encode(samples)
-    rows = np.intersect1d(encoded.rows, encoded_again.rows)
-    X = encoded.X[np.searchsorted(encoded.rows, rows)]
-    X_again = encoded_again.X[np.searchsorted(encoded_again.rows, rows)]
+        second_features = second.encode(samples)
+    # Only samples that both could read are compared.
+    rows = np.intersect1d(first_features.rows, second_features.rows)
+    X = first_features.X[np.searchsorted(first_features.rows, rows)]
     first_predictions = _rename(_predict(first, X), names)
-    second_predictions = _predict(second, X_again)
+    X = second_features.X[np.searchsorted(second_features.rows, rows)]
+    second_predictions = _predict(second, X)
 
     # The data may use class names from before the renaming.
     known = second.state_.counts
@@ -275,57 +278,38 @@ def measured_change(
     rows = None
     before = None
     if start is not None:
-        rows = _encode_labelled(learner, samples)
+        rows = labelled_features(learner, samples)
         if not start.is_empty:
-            before = _evaluate(learner, rows)
+            before = _evaluate(learner, *rows)
     yield
     now = _state(learner)
     history_before = () if start is None else start.history
     if now is None or now.history == history_before:
         return
     if rows is None:
-        rows = _encode_labelled(learner, samples)
-    tested = _tested(before, _evaluate(learner, rows))
+        rows = labelled_features(learner, samples)
+    tested = _tested(before, _evaluate(learner, *rows))
     latest = replace(now.history[-1], tested=tested)
     learner.state_ = replace(learner.state_, history=(*now.history[:-1], latest))
 
 
 def _state(learner: Learner) -> Snapshot | None:
-    """Return the snapshot of a learner, None before its first use."""
+    """Return the state of a learner; None if it neither began nor learned."""
     try:
         return learner.state_
     except NotFittedError:
         return None
 
 
-def _encode_labelled(
-    learner: Learner, samples: Samples
-) -> tuple[NDArray[Any], NDArray[np.str_]]:
-    """Return features and labels of test data."""
-    encoded = learner.encode(samples)
-    return encoded.X, samples.required_labels()[encoded.rows]
-
-
 def _evaluate(
-    learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]
+    learner: Learner, X: NDArray[Any], labels: NDArray[np.str_]
 ) -> Evaluation:
-    X, labels = rows
     return evaluate_predictions(labels, _predict(learner, X), learner.state_.classes)
 
 
 def _tested(before: Evaluation | None, after: Evaluation) -> Tested:
-    """Return the test record of a change. Classes with a lower recall are listed."""
-    n_before = 0
-    accuracy_before = None
-    recalls_before: Mapping[str, float] = {}
-    if before is not None:
-        recalls_before = before.recalls()
-        n_before = before.n_known
-        if n_before:
-            accuracy_before = before.accuracy
-    accuracy_after = None
-    if after.n_known:
-        accuracy_after = after.accuracy
+    """Return the test record of a change; `before` is None for a new model."""
+    recalls_before: Mapping[str, float] = {} if before is None else before.recalls()
     fell = {
         name: (recalls_before[name], recall)
         for name, recall in after.recalls().items()
@@ -335,9 +319,12 @@ def _tested(before: Evaluation | None, after: Evaluation) -> Tested:
         fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0])
     )
     return Tested(
-        n_before,
-        accuracy_before,
-        after.n_known,
-        accuracy_after,
-        dict(largest_fall_first),
+        *_known_accuracy(before), *_known_accuracy(after), dict(largest_fall_first)
     )
+
+
+def _known_accuracy(result: Evaluation | None) -> tuple[int, float | None]:
+    """Return the number of samples of known classes, and the accuracy, None if 0."""
+    if result is None or not result.n_known:
+        return 0, None
+    return result.n_known, result.accuracy

@@ -131,8 +131,8 @@ def check_samples(
     test : Samples, optional
         Test samples.
     encode : callable, optional
-        Maps items to features and the rows of readable items. Without it only content
-        is compared, and feature vectors directly.
+        Maps items to features and the rows of readable items. Without it, features are
+        compared only if the samples are feature vectors.
     backbone : str
         Name of the backbone, for the report.
 
@@ -167,7 +167,7 @@ def check_samples(
     if encode is not None or train.kind == "features":
         X, rows, unencoded, notes = _features(parts, encode)
         unread |= unencoded
-        n_train = int((rows < len(train)).sum())
+        n_train = int((rows < len(train)).sum())  # encoded ones, which come first
         neighbors = dict(_neighbors(X, rows, n_train))
         _compare_neighbors(findings, neighbors, SIMILAR[train.kind])
         _find_misplaced(findings, neighbors, rows[:n_train])
@@ -183,7 +183,9 @@ def check_samples(
 
 
 class _Findings:
-    """Collects findings about samples. The first finding about two samples counts.
+    """Collects findings about samples. Later findings about the same two are ignored.
+
+    Rows count through all parts.
 
     Parameters
     ----------
@@ -204,7 +206,7 @@ class _Findings:
         return "training" if row < self._n_train else "test"
 
     def is_mistake(self, first: int, second: int) -> bool:
-        """Return whether two samples must not be the same."""
+        """Return whether two equal samples differ in label or part."""
         if self.labels[first] != self.labels[second]:
             return True
         return self.part(first) != self.part(second)
@@ -212,7 +214,7 @@ class _Findings:
     def add_pair(
         self, first: int, second: int, similarity: float, *, exact: bool
     ) -> None:
-        """Add two samples that are the same but must not be."""
+        """Add two equal or nearly equal samples that differ in label or part."""
         first, second = sorted((first, second))
         kind: FindingKind = "training and test"
         if self.labels[first] != self.labels[second]:
@@ -257,7 +259,7 @@ def _compare_neighbors(
     neighbors: dict[int, list[tuple[int, float]]],
     min_similarity: float,
 ) -> None:
-    """Add pairs of nearly identical samples."""
+    """Add pairs of nearly identical samples that differ in label or part."""
     for row, near in neighbors.items():
         for other, similarity in near:
             if similarity >= min_similarity and findings.is_mistake(row, other):
@@ -284,15 +286,21 @@ def _find_misplaced(
 
 
 def _group_by_content(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
-    """Return the rows of every distinct content, and the unreadable rows."""
+    """Return the rows of every distinct content, and the unreadable rows.
+
+    Rows count through all parts.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     unread: set[int] = set()
     samples = ((part, row) for part in parts for row in range(len(part)))
     for number, (part, row) in enumerate(samples):
-        unread.add(number)
+        content = None
         with suppress(ImageError, OSError):
-            groups[_content_hash(part, row)].append(number)
-            unread.remove(number)
+            content = _content_hash(part, row)
+        if content is None:
+            unread.add(number)
+        else:
+            groups[content].append(number)
     return list(groups.values()), unread
 
 
@@ -323,7 +331,11 @@ def _content_hash(samples: Samples, row: int) -> str:
 def _features(
     parts: tuple[Samples, ...], encode: Encode | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], set[int], list[str]]:
-    """Return features, their rows, the unreadable rows, and notes."""
+    """Return features of all parts with their rows, the unreadable rows, and notes.
+
+    Of large parts, :data:`MAX_COMPARED` samples are encoded. Rows count through all
+    parts. Without `encode`, samples are feature vectors.
+    """
     blocks = []
     rows = []
     notes = []
@@ -361,13 +373,14 @@ def _neighbors(
         return
     search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute")
     search.fit(X[:n_train])
-    # Without an argument the training rows are searched, each without itself.
+    # Without an argument kneighbors searches for the training rows, without themselves.
     queries = [(rows[:n_train], search.kneighbors())]
     if n_train < len(X):
         queries.append((rows[n_train:], search.kneighbors(X[n_train:])))
-    for asked, (distances, indices) in queries:
-        for row, near, far in zip(
-            asked.tolist(), rows[indices], distances, strict=True
+    for query_rows, (distances, indices) in queries:
+        cosines = (1.0 - distances.astype(np.float64)).tolist()
+        neighbors = rows[indices].tolist()
+        for row, near, values in zip(
+            query_rows.tolist(), neighbors, cosines, strict=True
         ):
-            cosines = (1.0 - distance for distance in far.tolist())
-            yield row, list(zip(near.tolist(), cosines, strict=True))
+            yield row, list(zip(near, values, strict=True))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.data.class_labels import as_names
+from evergrow.data.inputs import as_names
 from evergrow.learner.calibration import FALSE_ALARM
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
 MIN_SAMPLES = 3
-"""Classes with fewer new samples are not tested."""
+"""Predicted classes with fewer new samples are not tested."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def find_drift(
     labels: NDArray[np.str_] | None,
     false_alarm: float,
 ) -> Drift:
-    """Test every predicted class for drift.
+    """Test every predicted class for drift, with predictions at hand.
 
     Parameters
     ----------
@@ -171,15 +171,16 @@ def find_drift(
         )
     means = np.bincount(codes, scores) / counts
     residuals = (scores - means[codes])[counts[codes] >= MIN_SAMPLES]
-    spread = float(np.sqrt(np.mean(residuals**2)) or 1.0)
+    spread = float(np.sqrt(np.mean(residuals**2)) or 1.0)  # 1 if all are equal
     noise = spread**2 / counts[tested]
     between = _variance_between_classes(means[tested], noise)
+    # The last term is the noise of the held-out scores.
     p_values = norm.sf(means[tested] / np.sqrt(between + noise + 1.0 / len(held_out)))
     if labels is not None:
         p_wrong = _p_wrong_predictions(
             codes, counts, tested, probability, labels == predicted
         )
-        # The smaller of two p-values is itself no p-value.
+        # Smaller of two p-values, corrected for the choice (Sidak).
         p_values = 1.0 - (1.0 - np.minimum(p_values, p_wrong)) ** 2
     classes = [
         ClassDrift(
@@ -199,7 +200,21 @@ def _p_wrong_predictions(
     probability: NDArray[np.float64],
     is_right: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
-    """Return p-values for more wrong predictions than the probabilities imply."""
+    """Return p-values for more wrong predictions than the probabilities imply.
+
+    Parameters
+    ----------
+    codes, probability, is_right : ndarray of shape (n,)
+        Predicted class number, its probability, and whether it is right, per sample.
+    counts : ndarray of shape (C,)
+        Number of samples of each predicted class.
+    tested : ndarray of int of shape (T,)
+        The classes to test.
+
+    Returns
+    -------
+    ndarray of shape (T,)
+    """
     from scipy.stats import pearson3
 
     excess = (np.bincount(codes, probability - is_right) / counts)[tested]

@@ -27,11 +27,15 @@ _RELATIVE_COST = 10.0
 """Cost of encoding with all levels, relative to the level ``fast``."""
 
 _N_FOLDS = 3
+"""Folds of the cross-validation; classes with fewer samples are left out."""
+
 _MAX_SAMPLES = 1000
+
 _N_TIMED = 16
 """Samples for measuring the speed of the machine."""
 
 _N_UNITS = 500
+"""Random units of the classifiers: fewer than the default, for speed."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ def try_levels(
         backbone = create_backbone(name, device=device)
     order = torch.randperm(len(usable), generator=generator(seed, "levels"))
     shuffled = usable[order.numpy()]
+    # The speed of this machine decides how many samples fit into the budget.
     seconds = _seconds_per_sample(backbone.with_recipe("fast"), items, shuffled)
     n_affordable = int(budget / (_RELATIVE_COST * seconds))
     n_samples = max(_N_FOLDS * 2, min(_MAX_SAMPLES, n_affordable))
@@ -139,7 +144,7 @@ def try_levels(
 
 
 def _seconds_per_sample(backbone: Backbone, items: Items, rows: Any) -> float:
-    """Return the time to encode one sample. Lazy initialisation is not included."""
+    """Return the seconds for encoding one sample, after a warm-up with two of them."""
     encode(backbone, items.take(rows[:2]), cache=False, on_error="skip")
     started = time.perf_counter()
     encode(backbone, items.take(rows[:_N_TIMED]), cache=False, on_error="skip")
@@ -147,7 +152,17 @@ def _seconds_per_sample(backbone: Backbone, items: Items, rows: Any) -> float:
 
 
 def _draw_balanced(shuffled: Any, codes: Any, n: int) -> Any:
-    """Draw at most `n` rows, balanced over classes with at least three samples."""
+    """Return about `n` rows, with equal numbers per class, and at least three.
+
+    Parameters
+    ----------
+    shuffled : ndarray of int
+        Rows to take from, in random order.
+    codes : ndarray of int
+        Class numbers of all rows. Of many classes, only the first n / 3 are taken.
+    n : int
+        Number of rows.
+    """
     chosen = np.unique(codes[shuffled])[: max(2, n // _N_FOLDS)]
     n_per_class = max(_N_FOLDS, n // len(chosen))
     return np.concatenate(

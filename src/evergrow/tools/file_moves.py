@@ -18,26 +18,26 @@ from evergrow.core.files import partial_folder, remove_leftovers
 How = Literal["move", "copy", "link"]
 """Ways to put a file elsewhere; "link" makes a symbolic link."""
 
-LARGEST = 256 * 2**20
-"""Larger files, in bytes, are not sorted."""
+MAX_FILE_BYTES = 256 * 2**20
+"""Larger files are not sorted."""
 
 _FORBIDDEN = '<>:"/\\|?*'
-_FIRST = ".-+=@"  # hidden, an option of a command, or a formula in a table
-_DEVICES = {
+_FORBIDDEN_FIRST = ".-+=@"  # hidden, an option of a command, or a formula in a table
+_DEVICES = {  # names that Windows reserves
     "con",
     "prn",
     "aux",
     "nul",
     *(f"{name}{number}" for name in ("com", "lpt") for number in range(10)),
 }
-# File names may have 255 bytes, a character has up to four; leaves room for a number.
-_LONGEST_NAME = 80
-_NAME_BYTES = 255
+_MAX_NAME_BYTES = 255
+_MAX_FOLDER_LETTERS = 80
+"""Largest length of a folder name. It leaves room for a number in most names."""
 _PARTIAL = "evergrow-sort"
 SCRATCH_PATTERN = rf"\.{_PARTIAL}\..*\.part"
 """Names of scratch folders."""
 
-_COMPARED = 2**20  # bytes compared at a time
+_COMPARED_BYTES = 2**20  # at a time
 
 
 def odd_file(path: Path) -> str:
@@ -47,8 +47,8 @@ def odd_file(path: Path) -> str:
         return "it is a link: links are not followed"
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"
-    if status.st_size > LARGEST:
-        return f"it has {status.st_size:,} bytes, more than {LARGEST:,}"
+    if status.st_size > MAX_FILE_BYTES:
+        return f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}"
     return ""
 
 
@@ -67,8 +67,8 @@ def folder_name(name: str) -> str:
         "_" if letter in _FORBIDDEN or not letter.isprintable() else letter
         for letter in plain
     )
-    plain = plain.strip().rstrip(". ")[:_LONGEST_NAME].rstrip(". ")
-    if plain[:1] in _FIRST:  # true for an empty name too
+    plain = plain.strip().rstrip(". ")[:_MAX_FOLDER_LETTERS].rstrip(". ")
+    if plain[:1] in _FORBIDDEN_FIRST:  # true for an empty name too
         plain = f"_{plain[1:]}"
     if plain.split(".")[0].strip().lower() in _DEVICES:
         return f"_{plain}"
@@ -117,30 +117,26 @@ def free_name(name: str, taken: Callable[[str], bool]) -> str:
     while taken(found):
         number += 1
         ending = f"-{number}{suffix}"
-        while len(os.fsencode(stem + ending)) > _NAME_BYTES:
+        while len(os.fsencode(stem + ending)) > _MAX_NAME_BYTES:
             stem = stem[:-1]
         found = stem + ending
     return found
 
 
-def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
-    """Return a subfolder, created if needed, whose path contains no link below `root`.
+def own_folder(root: Path, name: str, *, make: bool = True) -> Path:
+    """Return a folder in `root`, created if `make` is true and it is missing.
 
     Raises
     ------
     InputError
-        If a part of the path is a link or a file.
+        If it is a link or a file.
     """
-    place = root
-    for part in parts:
-        place = place / part
-        if place.is_symlink() or (place.exists() and not place.is_dir()):
-            raise InputError(
-                f"{place} must be a folder of its own, got a link or a file"
-            )
-        if make:
-            place.mkdir(exist_ok=True)
-    return place
+    folder = root / name
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"{folder} must be a folder of its own, got a link or a file")
+    if make:
+        folder.mkdir(exist_ok=True)
+    return folder
 
 
 def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) -> None:
@@ -168,14 +164,14 @@ def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) 
     OSError
         If the disk is full or a folder is not writable. The source stays.
     """
-    os.lstat(source)
-    reached = holds(source, target, how)
+    os.lstat(source)  # raises an error if it is missing
+    is_there = holds(source, target, how)
     if how == "link":
-        if not reached:
+        if not is_there:
             os.symlink(source, target)
         return
-    linked = how == "move" and not reached and _linked(source, target)
-    if not (reached or linked):
+    linked = how == "move" and not is_there and _linked(source, target)
+    if not (is_there or linked):
         _copy(source, target, scratch)
     if how == "move":
         if not linked:  # two file systems: flush, so that changes keep their order
@@ -217,14 +213,11 @@ def _linked(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path, scratch: Path | None) -> None:
-    """Copy a file atomically, with its times and mode.
+    """Copy a file atomically to a free path, with its times and mode.
 
     The partial copy is on the file system of the target, so that it can be renamed.
     """
-    if os.path.lexists(target):
-        raise FileExistsError(
-            errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
-        )
+    _check_free(target)
     with ExitStack() as stack:
         device = os.stat(target.parent).st_dev
         if scratch is None or os.stat(scratch).st_dev != device:
@@ -235,12 +228,17 @@ def _copy(source: Path, target: Path, scratch: Path | None) -> None:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         if not _linked(temporary, target):
-            if os.path.lexists(target):
-                raise FileExistsError(
-                    errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
-                )
+            _check_free(target)
             os.rename(temporary, target)
         temporary.unlink(missing_ok=True)
+
+
+def _check_free(target: Path) -> None:
+    """Raise :class:`FileExistsError` if there is anything at a path."""
+    if os.path.lexists(target):
+        raise FileExistsError(
+            errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
+        )
 
 
 def scratch_folder(parent: Path) -> AbstractContextManager[Path]:
@@ -288,8 +286,8 @@ def _same_content(first: Path, second: Path) -> bool:
         return False
     with open(first, "rb") as one, open(second, "rb") as other:
         while True:
-            block = one.read(_COMPARED)
-            if block != other.read(_COMPARED):
+            block = one.read(_COMPARED_BYTES)
+            if block != other.read(_COMPARED_BYTES):
                 return False
             if not block:
                 return True

@@ -24,8 +24,15 @@ if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
 MAX_TREE_ROWS = 5000
+"""Rows in a tree of clusters, whose memory grows with their square. Further rows join
+the nearest cluster."""
+
 MAX_GROUPS = 200
+"""Largest number of groups that is tried if no labelled samples give a scale."""
+
 MAX_REASSIGNMENTS = 30
+"""Largest number of passes in which rows move to the nearest centre."""
+
 MIN_CLASS_ROWS = 3
 """Classes with fewer known samples are not used to choose the metric."""
 
@@ -179,7 +186,7 @@ def _check_rows(
 
 
 def _unit_features(head: Any, X: NDArray[Any], metric: str) -> NDArray[np.float32]:
-    """Return features of unit length in a metric."""
+    """Return features of unit length, plain or whitened."""
     if metric == "whitened":
         return np.asarray(head.whitened(X), dtype=np.float32)
     return np.asarray(unit_rows(head.normalized_features(X)), dtype=np.float32)
@@ -190,7 +197,23 @@ def _choose_metric(
 ) -> tuple[str, float | None]:
     """Return the metric that groups known rows best, and a group's largest distance.
 
-    The distance is None if there are too few known rows.
+    Parameters
+    ----------
+    learner : Learner
+        The fitted learner.
+    X : ndarray of shape (n, d)
+        Features of samples that look known, used with their predicted classes if
+        `known` is None.
+    known : object or None
+        Labelled samples.
+
+    Returns
+    -------
+    metric : {"plain", "whitened"}
+        Depends on the kind of samples if there are too few known rows.
+    max_distance : float or None
+        Merge distance above which clusters are different groups; None if there are too
+        few known rows.
     """
     head: Any = learner.head_
     labels: NDArray[np.str_] = np.empty(0, dtype=np.str_)
@@ -220,21 +243,19 @@ def _choose_metric(
     return best_metric, _distance_between_classes(best_points, len(large))
 
 
-def _merge_distances(points: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the ascending distances at which Ward's method merges clusters."""
-    distances: NDArray[np.float64] = _ward_tree(points)[:, 2]
-    return distances
-
-
 def _ward_tree(points: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return Ward's tree of the first rows; column 2 has ascending merge distances."""
     from scipy.cluster.hierarchy import linkage
 
     return np.asarray(linkage(points[:MAX_TREE_ROWS], "ward"))
 
 
 def _distance_between_classes(points: NDArray[np.float32], n_classes: int) -> float:
-    """Return the merge distance that leaves as many clusters as there are classes."""
-    distances = _merge_distances(points)
+    """Return the merge distance that leaves `n_classes` clusters.
+
+    This is the mean of the last distance merged and the first one not merged.
+    """
+    distances = _ward_tree(points)[:, 2]
     if n_classes >= len(distances):
         return float(distances[0])
     return float(distances[-n_classes : len(distances) - n_classes + 2].mean())
@@ -249,7 +270,7 @@ def _estimate_n_groups(points: NDArray[np.float32], max_distance: float | None) 
     if len(points) < 3:
         return 1
     if max_distance is not None:
-        return int((_merge_distances(points) > max_distance).sum()) + 1
+        return int((_ward_tree(points)[:, 2] > max_distance).sum()) + 1
     from sklearn.metrics import silhouette_score
 
     sample = points[:MAX_TREE_ROWS]

@@ -33,9 +33,17 @@ COVERAGE = 0.9
 """Fraction of true gains that should lie in their interval."""
 
 CURVE_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""Samples per class at which the accuracy is measured, if there are as many."""
+
 MIN_SAMPLES_PER_CLASS = 3
+"""A third of each class is held out, so fewer leave no sample to test or to learn."""
+
 N_SPLITS = 3
+"""Random splits over which accuracies are averaged."""
+
 N_REDRAWS = 400
+"""Redrawn error curves, whose quantiles give the interval of the gain."""
+
 EXPONENTS = np.array([0.2, 0.35, 0.5, 0.7, 1.0, 1.4])
 
 
@@ -51,21 +59,21 @@ class LearningCurve:
         Accuracy on held-out samples, averaged over splits.
     interval : ndarray of shape (m, 2)
         90 % interval of the accuracy.
-    samples : int
+    median_samples : int
         Median number of samples per class in the data.
     gain : (float, float, float)
-        Predicted gain in accuracy of ten more samples per class, with its 90 %
-        interval.
-    classes : dict of str to float
+        Predicted gain in accuracy of :data:`EXTRA_SAMPLES` more samples per class, and
+        both ends of its 90 % interval.
+    recall_gains : dict of str to float
         Gain in recall of each class from the last doubling of samples, largest first.
     """
 
     sizes: NDArray[np.int64]
     accuracy: NDArray[np.float64]
     interval: NDArray[np.float64]
-    samples: int
+    median_samples: int
     gain: tuple[float, float, float]
-    classes: dict[str, float]
+    recall_gains: dict[str, float]
 
     @property
     def is_enough(self) -> bool:
@@ -118,10 +126,10 @@ def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     seed = 0
     if isinstance(learner.random_state, int):
         seed = learner.random_state
-    return measure_curve(learner.head_, X, labels, seed)
+    return _measure_curve(learner.head_, X, labels, seed)
 
 
-def measure_curve(
+def _measure_curve(
     head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_], seed: int
 ) -> LearningCurve:
     """Measure the learning curve of labelled feature vectors.
@@ -167,9 +175,9 @@ def measure_curve(
         sizes=sizes,
         accuracy=accuracy,
         interval=_accuracy_interval(accuracy, n_held_out),
-        samples=median_count,
+        median_samples=median_count,
         gain=_predicted_gain(1.0 - accuracy, sizes, n_held_out, median_count, seed),
-        classes=_gain_per_class(names.tolist(), recalls, sizes),
+        recall_gains=_recall_gains(names.tolist(), recalls, sizes),
     )
 
 
@@ -196,14 +204,14 @@ def _rank_in_class(
 
 
 def _accuracy_interval(accuracy: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Return 90 % intervals of accuracies measured on n rows."""
+    """Return 90 % intervals (m, 2) of m accuracies measured on n rows each."""
     variance = np.maximum(accuracy * (1.0 - accuracy), 1.0 / n)
     margin = 1.645 * np.sqrt(variance / n)
     interval = np.stack([accuracy - margin, accuracy + margin], axis=1)
     return np.asarray(interval.clip(0.0, 1.0))
 
 
-def _gain_per_class(
+def _recall_gains(
     names: list[str], recalls: NDArray[np.float64], sizes: NDArray[np.int64]
 ) -> dict[str, float]:
     """Return the gain in recall from the last doubling of samples, largest first."""
@@ -216,7 +224,7 @@ def _gain_per_class(
 def _predicted_gain(
     errors: NDArray[np.float64], sizes: NDArray[np.int64], n: int, k: int, seed: int
 ) -> tuple[float, float, float]:
-    """Return the gain of more samples beyond k, with its interval.
+    """Return the gain of ten more samples per class, with its interval.
 
     Parameters
     ----------
@@ -228,6 +236,11 @@ def _predicted_gain(
         Held-out rows, and samples per class in the data.
     seed : int
         Seed of the redrawn errors.
+
+    Returns
+    -------
+    (float, float, float)
+        Median gain, and both ends of its interval.
     """
     rng = np.random.default_rng(derive_seed(seed, "gain", n))
     noise = np.sqrt(np.maximum(errors * (1.0 - errors), 1.0 / n) / n)
@@ -279,7 +292,7 @@ def _fit_curves(
 
 def curve_svg(curve: LearningCurve) -> str:
     """Return the curve as an SVG image, with its interval and the predicted gain."""
-    sizes = np.append(curve.sizes, curve.samples + EXTRA_SAMPLES)
+    sizes = np.append(curve.sizes, curve.median_samples + EXTRA_SAMPLES)
     measured = np.column_stack([curve.accuracy, curve.interval])
     predicted = curve.accuracy[-1] + np.array(curve.gain)
     values = np.vstack([measured, predicted]).clip(0.0, 1.0)

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
+
 from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -36,8 +38,7 @@ from evergrow.core.escaping import csv_exact, csv_text, exact_text
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import from_values
-from evergrow.data.image_suffixes import IMAGE_SUFFIXES, is_image, plugin_of
-from evergrow.data.items import Images
+from evergrow.data.items import IMAGE_SUFFIXES, Images, is_image, plugin_of
 from evergrow.data.storage import Tree
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
@@ -64,14 +65,15 @@ UNKNOWN = "unknown"
 UNSURE = "unsure"
 """Folders of unknown images, and of predictions below the probability limit."""
 
-LEAST = 0.8
+MIN_PROBABILITY = 0.8
 """Default probability limit for sorting an image into the folder of its class."""
 
-BLOCK = 16_384
+BLOCK_IMAGES = 16_384
 """Number of images predicted at a time, which bounds memory."""
 
-_ENDING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-"""Errors that stop the whole sort, because they affect every file."""
+_FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""Errors that stop the whole sort, because they affect every file: a full disk, an
+exceeded quota, a read-only file system."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -90,11 +92,13 @@ class SortedFile:
     probability : float or None
         Probability of the class.
     place : str
-        Destination, relative to the folder of the table; empty if the file stays.
+        Destination: folder and file name, relative to the folder of the table; empty if
+        the file stays.
     how : {"move", "copy", "link", ""}
         How the file is put there.
     state : {"planned", "done", "left", "undoing"}
-        Progress. While an undo runs, done rows are marked as "undoing".
+        Progress; "left" if the file stays. While an undo runs, done rows are marked as
+        "undoing".
     size : int
         Size of the file in bytes.
     note : str
@@ -125,7 +129,7 @@ def plan_sort(
     out: str | os.PathLike[str],
     *,
     unknown: str = UNKNOWN,
-    least: float = LEAST,
+    least: float = MIN_PROBABILITY,
     false_alarm: float = FALSE_ALARM,
     earlier: Sequence[SortedFile] = (),
 ) -> list[SortedFile]:
@@ -154,7 +158,7 @@ def plan_sort(
     list of SortedFile
         One row per image; images that stay have the reason as a note.
     """
-    root, target = _checked(learner, folder, out, unknown)
+    root, target = _resolve_folders(learner, folder, out, unknown)
     _check_no_undo(earlier, target)
     done = {
         (row.file, row.size)
@@ -163,11 +167,11 @@ def plan_sort(
     }
     sizes = {
         name: size
-        for name, size in _images(root, target).items()
+        for name, size in _image_sizes(root, target).items()
         if (str(root / name), size) not in done
     }
-    left = {name: reason for name in sizes if (reason := _why_not(root, name))}
-    names = [name for name in sizes if name not in left]
+    staying = {name: reason for name in sizes if (reason := _obstacle(root, name))}
+    names = [name for name in sizes if name not in staying]
     folders = _class_folders(learner.state_.classes.tolist(), earlier, unknown)
     used = {
         group: _names_in(target, group, earlier)
@@ -175,32 +179,32 @@ def plan_sort(
     }
     rows: list[SortedFile] = []
     predictions, failures = _predict_images(learner, root, names, false_alarm)
-    left |= failures
+    staying |= failures
     for found in predictions:
         file = root / found.file
+        group = folders[found.label]
         row = SortedFile(
             str(file),
-            found.name,
+            found.label,
             found.probability,
             size=sizes[found.file],
             folder=str(root),
         )
-        group = folders[found.name]
         if found.is_unknown:
             group = unknown
-            note = f"unknown, most like {found.name}"
+            note = f"unknown, most like {found.label}"
             row = replace(row, answer="", probability=None, note=note)
         elif found.probability < least:
             group = UNSURE
             row = replace(row, note="unsure")
         if file.parent == target / group:
-            left[found.file] = "it is in its folder already"
+            staying[found.file] = "it is in its folder already"
             continue
-        free = _free_name(found.file, used[group])
+        free = _take_free_name(found.file, used[group])
         rows.append(replace(row, place=f"{group}/{free}"))
     rows += [
         SortedFile(str(root / name), size=sizes[name], note=reason, folder=str(root))
-        for name, reason in left.items()
+        for name, reason in staying.items()
     ]
     return sorted(rows, key=lambda row: row.file)
 
@@ -208,7 +212,7 @@ def plan_sort(
 def _class_folders(
     classes: Sequence[str], earlier: Iterable[SortedFile], unknown: str
 ) -> dict[str, str]:
-    """Return the folder of each class; classes sorted before keep their folders."""
+    """Return a folder name per class; classes sorted before keep their folders."""
     known = {
         row.answer: row.group
         for row in earlier
@@ -221,7 +225,7 @@ def _class_folders(
 
 class _Prediction(NamedTuple):
     file: str
-    name: str
+    label: str
     probability: float
     is_unknown: bool
 
@@ -229,12 +233,15 @@ class _Prediction(NamedTuple):
 def _predict_images(
     learner: Learner, root: Path, names: Sequence[str], false_alarm: float
 ) -> tuple[list[_Prediction], dict[str, str]]:
-    """Return predictions in order, and the errors of unreadable images."""
-    alarm = false_alarm if learner.state_.describe()["novelty"] else None
+    """Return predictions of readable images in order, and errors by name of the others.
+
+    Without calibrated novelty, no image is unknown.
+    """
+    alarm = false_alarm if learner.state_.calibration.n else None
     predictions: list[_Prediction] = []
     failures: dict[str, str] = {}
-    for start in range(0, len(names), BLOCK):
-        block = names[start : start + BLOCK]
+    for start in range(0, len(names), BLOCK_IMAGES):
+        block = names[start : start + BLOCK_IMAGES]
         images = Images(tuple(block), root=root)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # rows name unreadable files
@@ -244,26 +251,33 @@ def _predict_images(
                 failures |= dict.fromkeys(block, str(error))
                 continue
         failures |= dict(answers.failures)
-        columns = answers.ranked(1)[:, 0].tolist()
-        for index, (row, column) in enumerate(
-            zip(answers.rows.tolist(), columns, strict=True)
-        ):
-            unknown = answers.unknown
-            predictions.append(
-                _Prediction(
-                    block[row],
-                    str(answers.classes[column]),
-                    float(answers.values[index, column]),
-                    unknown is not None and bool(unknown[index]),
-                )
-            )
+        columns = answers.ranked(1)[:, 0]
+        unknown = answers.unknown
+        if unknown is None:
+            unknown = np.zeros(len(columns), dtype=bool)
+        predictions += map(
+            _Prediction,
+            [block[row] for row in answers.rows.tolist()],
+            answers.classes[columns].tolist(),
+            np.take_along_axis(answers.values, columns[:, None], axis=1)[:, 0].tolist(),
+            unknown.tolist(),
+        )
     return predictions, failures
 
 
-def _checked(
+def _resolve_folders(
     learner: Learner, folder: Any, out: Any, unknown: str
 ) -> tuple[Path, Path]:
-    """Return the resolved folders, or raise an error if they cannot be used."""
+    """Return both folders behind all links, after a check that they can be used.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such folder of images.
+    InputError
+        If `out` is that folder or not in an existing one, the name of the folder for
+        unknown images is not valid, or the model is not one of images.
+    """
     root = Path(os.path.realpath(folder))
     target = Path(os.path.realpath(out))
     if not root.is_dir():
@@ -298,8 +312,11 @@ def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
         )
 
 
-def _images(root: Path, out: Path) -> dict[str, int]:
-    """Return the sizes of all images below `root`, except hidden ones and `out`."""
+def _image_sizes(root: Path, out: Path) -> dict[str, int]:
+    """Return the bytes of all images below `root`, except hidden ones and `out`.
+
+    Keys are paths relative to `root`, with slashes.
+    """
     below = ""
     if out.is_relative_to(root):
         below = f"{out.relative_to(root).as_posix()}/"
@@ -312,7 +329,7 @@ def _images(root: Path, out: Path) -> dict[str, int]:
     }
 
 
-def _why_not(root: Path, name: str) -> str:
+def _obstacle(root: Path, name: str) -> str:
     """Return why an image cannot be sorted; empty if it can."""
     try:
         return odd_file(root / name)
@@ -321,15 +338,18 @@ def _why_not(root: Path, name: str) -> str:
 
 
 def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
-    """Return the taken file names of a folder, existing or planned."""
+    """Return the taken file names of a folder, in the form of :func:`same_name`.
+
+    These are the names of existing files, and of files in earlier rows.
+    """
     folder = own_folder(out, group, make=False)
     names = os.listdir(folder) if folder.is_dir() else []
     names += [posixpath.basename(row.place) for row in earlier if row.group == group]
     return set(map(same_name, names))
 
 
-def _free_name(name: str, used: set[str]) -> str:
-    """Return a free file name and add it to the used names."""
+def _take_free_name(name: str, used: set[str]) -> str:
+    """Return a free file name for a file, and add it to the used names."""
     found = free_name(posixpath.basename(name), lambda other: same_name(other) in used)
     used.add(same_name(found))
     return found
@@ -395,7 +415,9 @@ def sort_folder(
     ...     print(len(rows), (out / TABLE).is_file(), undo_sort(out / TABLE))
     8 True []
     """
-    root, target = _checked(learner, folder, out, settings.get("unknown", UNKNOWN))
+    root, target = _resolve_folders(
+        learner, folder, out, settings.get("unknown", UNKNOWN)
+    )
     target.mkdir(exist_ok=True)
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
@@ -405,14 +427,14 @@ def sort_folder(
         resumed, waiting = split_planned(earlier, root)
         remove_partial_copies(target)
         _remove_partial_copies(target / row.group for row in resumed)
-        completed = _carried_out(resumed, target, progress)
+        completed = _put_files(resumed, target, progress)
         done = [row for row in (*earlier, *completed) if row.state == "done"]
         before = [*done, *waiting]
         plan = plan_sort(learner, folder, out, **settings, earlier=before)
         planned = [replace(row, how=how, state="planned") for row in plan if row.place]
         stays = [row for row in plan if not row.place]
         write_table(table, [*before, *planned, *stays])
-        done = _carried_out(planned, target, progress)
+        done = _put_files(planned, target, progress)
         write_table(table, [*before, *done, *stays])
     return [*completed, *done, *stays]
 
@@ -420,7 +442,7 @@ def sort_folder(
 def split_planned(
     rows: Iterable[SortedFile], folder: str | os.PathLike[str]
 ) -> tuple[list[SortedFile], list[SortedFile]]:
-    """Split planned rows: files in a folder, and all other files."""
+    """Return the planned rows of files in a folder, and the other planned rows."""
     root = Path(os.path.realpath(folder))
     inside: list[SortedFile] = []
     elsewhere: list[SortedFile] = []
@@ -433,19 +455,28 @@ def split_planned(
     return inside, elsewhere
 
 
-def _carried_out(
+def _put_files(
     planned: Sequence[SortedFile], out: Path, progress: bool
 ) -> list[SortedFile]:
-    """Put files into their folders and return the rows with the result."""
+    """Put files into their folders; return the rows as done, or left with the reason.
+
+    Raises
+    ------
+    PathError
+        At an error that affects every file. The rows of the table stay planned.
+    """
     rows: list[SortedFile] = []
     if not planned:
         return rows
     try:
         with scratch_folder(out) as scratch:
             for row in _with_progress("sorting", planned, progress):
-                reason = _put(row, out, scratch)
-                left = replace(row, place="", how="", state="left", note=reason)
-                rows.append(left if reason else replace(row, state="done"))
+                reason = _put_file(row, out, scratch)
+                if reason:
+                    row = replace(row, place="", how="", state="left", note=reason)
+                else:
+                    row = replace(row, state="done")
+                rows.append(row)
     except OSError as error:
         raise PathError(
             f"{error.strerror or error}: {len(rows)} of {len(planned)} files are "
@@ -477,14 +508,17 @@ def _behind_link(folder: Path) -> bool:
     return os.path.realpath(folder) != str(folder)
 
 
-def _put(row: SortedFile, out: Path, scratch: Path) -> str:
-    """Put one file into its folder; return the reason if it fails."""
+def _put_file(row: SortedFile, out: Path, scratch: Path) -> str:
+    """Put one file into its folder; return why it stays, or empty.
+
+    Raises errors that affect every file.
+    """
     source = Path(row.file)
     target = own_folder(out, row.group) / posixpath.basename(row.place)
     how = cast(How, row.how)
     try:
         if not os.path.lexists(source):
-            if _is_there(target, row.size) or holds(source, target, how):
+            if _is_file_of_size(target, row.size) or holds(source, target, how):
                 return ""  # a killed process did this
             return "it is no longer there"
         if _behind_link(source.parent):
@@ -498,17 +532,17 @@ def _put(row: SortedFile, out: Path, scratch: Path) -> str:
 
 
 def _reason(error: OSError, target: Path) -> str:
-    """Return the reason of a failure; raise errors that affect every file."""
+    """Return the reason of a failure; raise the error if it affects every file."""
     if isinstance(error, FileNotFoundError):
         return "it is no longer there"
     if isinstance(error, FileExistsError):
         return f"another file is at {target}"
-    if error.errno in _ENDING:
+    if error.errno in _FATAL_ERRORS:
         raise error
     return error.strerror or str(error)
 
 
-def _is_there(path: Path, size: int) -> bool:
+def _is_file_of_size(path: Path, size: int) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size == size
 
 
@@ -535,6 +569,17 @@ def undo_sort(
     -------
     list of SortedFile
         Rows that could not be undone, with the reason as a note.
+
+    Raises
+    ------
+    BusyError
+        If another process sorts into the same folder.
+    DatasetNotFoundError
+        If there is no table.
+    FileFormatError
+        If the table is damaged.
+    PathError
+        At an error that affects every file, such as a read-only disk.
     """
     path = Path(
         os.path.realpath(os.path.dirname(os.path.abspath(table))),
@@ -551,7 +596,7 @@ def undo_sort(
     kept: list[SortedFile] = []
     with locked(out):
         remove_leftovers(out, f".{TABLE}.*")
-        rows = _rows_to_undo(path)
+        rows = _begin_undo(path)
         remove_partial_copies(out)
         _remove_partial_copies(out / row.group for row in rows if row.place)
         _remove_partial_copies(
@@ -559,9 +604,7 @@ def undo_sort(
         )
         try:
             for row in _with_progress("undoing", rows[::-1], progress):
-                reason = ""
-                if row.place:
-                    reason = _taken_back(row, out)
+                reason = _undo_row(row, out) if row.place else ""
                 if reason:
                     kept.append(replace(row, note=reason))
         except OSError as error:
@@ -580,16 +623,20 @@ def undo_sort(
     return kept
 
 
-def _rows_to_undo(path: Path) -> list[SortedFile]:
-    """Return the rows of a table, and mark them as being undone."""
-    rows: list[SortedFile] = []
-    noted: list[SortedFile] = []
-    for row in read_table(path):
-        is_done = row.state in ("done", "undoing")
-        rows.append(replace(row, state="done") if is_done else row)
-        noted.append(replace(row, state="undoing") if is_done else row)
+def _begin_undo(path: Path) -> list[SortedFile]:
+    """Mark done rows as being undone in the table; return its rows as before."""
+    rows = [
+        replace(row, state="done") if row.state == "undoing" else row
+        for row in read_table(path)
+    ]
     with suppress(OSError):  # an undo must work on a full disk
-        write_table(path, noted)
+        write_table(
+            path,
+            (
+                replace(row, state="undoing") if row.state == "done" else row
+                for row in rows
+            ),
+        )
     return rows
 
 
@@ -608,19 +655,20 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _taken_back(row: SortedFile, out: Path) -> str:
-    """Undo one row, unless that is done; return the reason if it fails."""
+def _undo_row(row: SortedFile, out: Path) -> str:
+    """Undo one row, unless that is done; return why it fails, or empty."""
     source = Path(row.file)
     try:
         folder = own_folder(out, row.group, make=False)
-        return _undo_row(row, source, folder / posixpath.basename(row.place))
+        return _restore_file(row, source, folder / posixpath.basename(row.place))
     except InputError as error:  # the folder was replaced by a link or a file
         return str(error)
     except OSError as error:
         return _reason(error, source)
 
 
-def _undo_row(row: SortedFile, source: Path, target: Path) -> str:
+def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
+    """Move a file back, or remove its copy or link; return why that fails, or empty."""
     planned = row.state == "planned"
     if not os.path.lexists(target):
         if row.how != "move" or planned or os.path.lexists(source):
@@ -636,7 +684,7 @@ def _undo_row(row: SortedFile, source: Path, target: Path) -> str:
     if holds(source, target, "copy"):
         target.unlink()
         return ""
-    if planned and (os.path.lexists(source) or not _is_there(target, row.size)):
+    if planned and (os.path.lexists(source) or not _is_file_of_size(target, row.size)):
         return ""  # it was never put there
     if row.how == "copy":
         return "it was changed, or its original is gone"
@@ -653,8 +701,8 @@ def _undo_row(row: SortedFile, source: Path, target: Path) -> str:
 # -- table --
 
 _COLUMNS = [field.name for field in fields(SortedFile)]
-_EXACT = ("file", "folder", "answer", "place")
-_PATHS = ("file", "folder")
+_EXACT = ("file", "folder", "answer", "place")  # escaped so that they can be read back
+_PATHS = ("file", "folder")  # with slashes in the table
 
 
 def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
@@ -712,7 +760,13 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
 
 
 def _row(cells: list[str], line: int) -> SortedFile:
-    """Parse and check one row; all its paths lie in its two folders."""
+    """Parse and check one row.
+
+    Raises
+    ------
+    ValueError
+        If a cell is not valid, or a path lies outside of its folder.
+    """
     if len(cells) != len(_COLUMNS):
         raise ValueError(f"line {line} must have {len(_COLUMNS)} cells")
     if _CONTROL.search("".join(cells)):

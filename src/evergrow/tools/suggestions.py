@@ -34,7 +34,8 @@ N_NEIGHBORS = 10
 """Number of nearest neighbours whose mean cosine tells outliers from other samples."""
 
 MAX_REFERENCE_ROWS = 5000
-"""Neighbours are sought among about so many rows at most. This bounds the time."""
+"""Approximate largest number of rows among which neighbours are sought, to bound the
+time."""
 
 CHUNK_ROWS = 256
 """Rows that are processed at once. This bounds the memory."""
@@ -119,6 +120,7 @@ def suggest(
     )
     novel_rows = _rank_by_median_novelty(novelty, np.flatnonzero(is_novel))
 
+    # Novel samples also fill places for which there are no uncertain ones.
     n_novel = max(round(n * novel_fraction), n - len(uncertain_rows))
     n_novel = min(n_novel, len(novel_rows))
 
@@ -155,7 +157,10 @@ def _rank_by_uncertainty(
     rows: NDArray[np.int64],
     n: int,
 ) -> NDArray[np.int64]:
-    """Sort rows by margin, with outliers moved down."""
+    """Return rows sorted by margin, with outliers moved down.
+
+    `n`, the number of suggestions, scales how far.
+    """
     points = unit_rows(head.normalized_features(X)).astype(np.float32)
     similarity = _neighbor_similarity(points[rows])
     penalty = OUTLIER_PENALTY * n * _ranks(-similarity) / max(len(rows), 1)
@@ -166,7 +171,7 @@ def _rank_by_uncertainty(
 def _rank_by_median_novelty(
     novelty: NDArray[np.float64], rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Sort novel rows by distance to the median novelty.
+    """Return novel rows sorted by distance to their median novelty.
 
     The least novel ones are often known classes, the most novel ones are often broken
     images.
@@ -207,7 +212,7 @@ def _ranks(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class _DuplicateFilter:
-    """Accepts rows that are not near-duplicates of rows accepted before.
+    """Remembers accepted rows, to skip near-duplicates of them.
 
     Parameters
     ----------
@@ -224,7 +229,17 @@ class _DuplicateFilter:
             self.accepted = head.whitened(X).astype(np.float32)
 
     def take(self, X: NDArray[Any], rows: NDArray[np.int64], n: int) -> list[int]:
-        """Return the first `n` rows, in the given order, without near-duplicates."""
+        """Accept and return the first `n` rows that are no near-duplicates.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Features.
+        rows : ndarray of int
+            Row numbers in `X`, in the order in which they are tried.
+        n : int
+            Number of rows to accept at most.
+        """
         taken: list[int] = []
         for start in range(0, len(rows), CHUNK_ROWS):
             chunk = rows[start : start + CHUNK_ROWS]
@@ -252,7 +267,7 @@ class _DuplicateFilter:
 
 
 def _spread_evenly(first: list[int], second: list[int]) -> NDArray[np.int64]:
-    """Merge two ranked lists so that the second is spread evenly among the first."""
+    """Merge two ranked lists, each in its order and spread evenly over the result."""
     positions = [
         (index + 0.5) / len(part)
         for part in (first, second)

@@ -34,7 +34,7 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
 )
-from evergrow.data import Dataset, image_suffixes, load_data, read, shards, source_from
+from evergrow.data import Dataset, items, load_data, read, shards, source_from
 from evergrow.data.inputs import read_parts
 from evergrow.data.items import Images
 
@@ -610,7 +610,7 @@ def test_images_that_need_a_plugin_are_warned_about(
     root = tree({"cat": 6, "dog": 6})
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
         (root / name).write_bytes(b"x")
-    monkeypatch.setattr(image_suffixes, "has_plugin", lambda extra: False)
+    monkeypatch.setattr(items, "has_plugin", lambda extra: False)
     with pytest.warns(DataWarning) as caught:
         data = load_data(root)
     text = str(caught[0].message)
@@ -620,6 +620,6 @@ def test_images_that_need_a_plugin_are_warned_about(
         "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
     )
     assert "PSD images left out: 1; save them as JPEG or PNG" in text
-    monkeypatch.setattr(image_suffixes, "has_plugin", lambda extra: extra == "heic")
+    monkeypatch.setattr(items, "has_plugin", lambda extra: extra == "heic")
     with pytest.warns(DataWarning, match="PSD images left out: 1"):
         assert counts(load_data(root, test_size=0), "train") == [8, 6]

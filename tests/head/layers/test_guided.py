@@ -40,7 +40,7 @@ def test_construction_equals_the_papers_equations(task):
     sampler = UnitSampler(Z, SETTINGS["scales"], "gaussian", 1, "mgsm")
 
     def draw(round_):
-        weights, bias = sampler.units(round_, sampler.normals(round_, 4, 10), 0)
+        weights, bias = sampler.draw_round(round_, 4, 10, 0)
         blocks = zip(weights.double().split(10, dim=1), bias.split(10))
         return list(blocks)
 
@@ -61,7 +61,7 @@ def test_construction_equals_the_papers_equations(task):
 def test_dense_and_factored_forms_agree(task, form, device, monkeypatch):
     reference = grow(task)
     assert reference.construction.form == "dense"
-    monkeypatch.setattr(module, "choose_form", lambda *arguments: form)
+    monkeypatch.setattr(module, "choose_residual_form", lambda *arguments: form)
     other = grow([t.to(device) for t in task])
     assert other.construction.form == form
     for a, b in zip(reference.log, other.log, strict=True):
@@ -114,7 +114,10 @@ def test_layer_is_filled_up_to_n_units(task):
 def test_first_candidates_do_not_depend_on_the_number_of_candidates(task):
     Z, _ = task
     sampler = UnitSampler(Z, (0.1,), "gaussian", 0, "x")
-    assert torch.equal(sampler.normals(3, 2, 10), sampler.normals(3, 5, 10)[:2])
+    few, few_biases = sampler.draw_round(3, 2, 10, 0)
+    many, many_biases = sampler.draw_round(3, 5, 10, 0)
+    assert torch.equal(few, many[:, :20])
+    assert torch.equal(few_biases, many_biases[:20])
 
 
 @pytest.mark.parametrize("bias", ["gaussian", "points"])

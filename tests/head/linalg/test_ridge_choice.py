@@ -203,7 +203,7 @@ def test_dense_and_compact_statistics_give_the_same_scores(make_classes, rows, c
     assert searches[1].signs.shape[0] < searches[0].signs.shape[0] == 1100
     assert {search.is_exact for search in searches} == {rows == 4 or classes == 8}
     for step in (-8, -4, 0):
-        mine, other = (search.judge(step) for search in searches)
+        mine, other = (search.evaluate(step) for search in searches)
         assert mine == pytest.approx(other, rel=1e-8)
 
 

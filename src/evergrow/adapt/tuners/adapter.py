@@ -82,23 +82,33 @@ class AdapterLayer(nn.Module):
         self.down_bias = drawer.zeros((inner,), like)
         self.up_weight = drawer.zeros((width, inner), like)
         self.up_bias = drawer.zeros((width,), like)
+        # By thread, because several threads may run the model at once.
         self._streams: dict[int, Tensor] = {}
 
     def branch(self, x: Tensor, training: bool) -> Tensor:
-        """Return the branch's output for tokens (n, length, d)."""
+        """Return the branch's output for tokens (n, length, d).
+
+        `training` is the mode of the block: dropout needs it and the tuner's own mode.
+        """
         h = torch.relu(linear(x, self.down_weight, self.down_bias))
         # Drawn from torch's global generator, as all dropout of the backbone.
         h = dropout(h, self.config.dropout, training and self.training)
         return linear(h, self.up_weight, self.up_bias) * self.config.scale
 
     def keep_stream(self, part: nn.Module, args: tuple[Any, ...]) -> None:
-        """Store the residual stream, the first input of ``norm2`` or ``mlp``."""
+        """Store the first input of ``norm2`` or ``mlp``. A hook of torch.
+
+        Of the two, the part that the block calls first has the residual stream.
+        """
         self._streams.setdefault(get_ident(), args[0])
 
     def add_to_block(
         self, block: nn.Module, args: Any, output: Tensor | None
     ) -> Tensor | None:
-        """Add the branch to the block's output. A failed block has no output."""
+        """Return the block's output plus the branch. A hook of torch.
+
+        A block that raised has no output, and None is returned.
+        """
         stream = self._streams.pop(get_ident(), None)
         if output is None:
             return None

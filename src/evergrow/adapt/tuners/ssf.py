@@ -45,7 +45,8 @@ class SSFConfig(TunerConfig):
         check_number("std", self.std, low=0)
 
 
-_RMS = ("RMSNorm", "RmsNorm", "RmsNormFp32", "RmsNorm2d", "RmsNorm2dFp32")
+_RMS_NORMS = ("RMSNorm", "RmsNorm", "RmsNormFp32", "RmsNorm2d", "RmsNorm2dFp32")
+"""Names of the classes of RMS norms in torch and timm."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class ScalePoint:
 
     @property
     def outlet(self) -> nn.Module:
-        """Module whose output is scaled, before a norm's built-in activation."""
+        """Module whose output is scaled: the layer, or a part of it.
+
+        In timm's norms with an activation it is ``drop``, just before the activation.
+        """
         inner = getattr(self.layer, "drop", None)
         if isinstance(inner, nn.Module) and hasattr(self.layer, "act"):
             return inner
@@ -92,10 +96,10 @@ def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
     heads = classifier_modules(model)
     found = False
     for path, layer in model.named_modules():
-        shape = None
-        if layer not in heads:
-            shape = _channels(path, layer)
-        if shape is None:
+        if layer in heads:
+            continue
+        channels = _channels(path, layer)
+        if channels is None:
             continue
         parent_path, _, name = path.rpartition(".")
         parent = model.get_submodule(parent_path)
@@ -105,8 +109,10 @@ def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
                 f"but {type(parent).__name__} reads its weights"
             )
         found = True
-        outside = name == "qkv" and getattr(parent, "q_bias", None) is not None
-        yield ScalePoint(path, layer, *shape, parent if outside else None)
+        attention = None
+        if name == "qkv" and getattr(parent, "q_bias", None) is not None:
+            attention = parent
+        yield ScalePoint(path, layer, *channels, attention)
     if not found:
         raise UnsupportedModelError(
             "model must have linear, convolution or normalisation layers, "
@@ -115,7 +121,10 @@ def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
 
 
 def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
-    """Return number and dimension of a layer's channels, None if it is not scaled."""
+    """Return number and dimension of the channels in a layer's output.
+
+    None if layers of this kind are not scaled.
+    """
     kind = type(layer).__name__
     if isinstance(layer, nn.Linear):
         return layer.out_features, -1
@@ -125,7 +134,7 @@ def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
         return layer.num_features, 1
     if isinstance(layer, nn.GroupNorm):
         return layer.num_channels, 1
-    if isinstance(layer, nn.LayerNorm) or kind in _RMS:
+    if isinstance(layer, nn.LayerNorm) or kind in _RMS_NORMS:
         shape = tuple(layer.normalized_shape)  # type: ignore[arg-type]
         if len(shape) != 1:
             raise UnsupportedModelError(
@@ -136,7 +145,17 @@ def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
 
 
 class ScaleShift(nn.Module):
-    """Scale and shift of one layer."""
+    """Scale and shift of one layer, and the hook that applies them.
+
+    Parameters
+    ----------
+    point : ScalePoint
+        The layer.
+    std : float
+        Standard deviation of the initial values; see :class:`SSFConfig`.
+    drawer : Drawer
+        Draws the initial values.
+    """
 
     def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
         super().__init__()
@@ -156,7 +175,10 @@ class ScaleShift(nn.Module):
         return torch.addcmul(beta, x, gamma).to(x.dtype)
 
     def scale_output(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Scale the output of a layer, including a bias that its attention adds."""
+        """Return the scaled output of a layer. A hook of torch.
+
+        A bias that the attention adds afterwards is scaled too.
+        """
         attention: Any = self._attention[0]
         if attention is None:
             return self.scaled(output)

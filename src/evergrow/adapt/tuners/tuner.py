@@ -71,7 +71,7 @@ class TunerConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], owner: str) -> Self:
-        """Return the configuration with these settings.
+        """Return the configuration with these settings, checked.
 
         Parameters
         ----------
@@ -84,6 +84,8 @@ class TunerConfig:
         ------
         UnknownNameError
             For an unknown setting.
+        ParameterError
+            If a setting is out of range.
 
         Examples
         --------
@@ -130,7 +132,15 @@ class Drawer:
         self._made = 0
 
     def stream(self, shape: tuple[int, ...], *purpose: str | int) -> torch.Generator:
-        """Return the generator of a parameter, and count the parameter's size."""
+        """Return the generator of a parameter of this shape.
+
+        Counts the values of all parameters of the tuner.
+
+        Raises
+        ------
+        InputError
+            If there are more values than the limit.
+        """
         self._made += math.prod(shape)
         if self._limit is not None and self._made > self._limit:
             raise InputError(
@@ -167,18 +177,21 @@ class Drawer:
 
 
 _ATTRIBUTE = "_evergrow_tuners"
+"""Attribute of a model that lists its tuners."""
+
 _HEADS = ("head", "head_dist", "fc", "classifier")
+"""Usual names of classifiers, for models without ``get_classifier``."""
 
 
 class Handle(Protocol):
-    """Removable addition to a model, for example a hook."""
+    """Removable addition to a model, for example the handle of a hook."""
 
     def remove(self) -> None:
-        """Remove it. Removing twice does nothing."""
+        """Remove the addition. Removing twice does nothing."""
 
 
 def classifier_modules(model: nn.Module) -> set[nn.Module]:
-    """Return the classifier modules of a model, which tuners do not change."""
+    """Return the classifiers of a model and all their parts. Tuners skip them."""
     getter = getattr(model, "get_classifier", None)
     if callable(getter):
         found = getter()
@@ -190,8 +203,11 @@ def classifier_modules(model: nn.Module) -> set[nn.Module]:
     }
 
 
-def adds_bias_outside(part: nn.Module) -> bool:
-    """Return whether an attention layer reads its projection's weight directly."""
+def _reads_projection_weight(part: nn.Module) -> bool:
+    """Return whether a module is an attention layer that does not call its projection.
+
+    Such a layer of timm reads the weight of its fused query-key-value projection.
+    """
     return (
         getattr(part, "qkv_bias_separate", None) is False
         and getattr(part, "q_bias", None) is not None
@@ -199,7 +215,7 @@ def adds_bias_outside(part: nn.Module) -> bool:
 
 
 def tuners_of(model: nn.Module) -> list[Tuner]:
-    """Return the tuners on a model, oldest first.
+    """Return the tuners on a model, oldest first, enabled or not.
 
     Examples
     --------
@@ -241,7 +257,15 @@ class TransformerBlock:
 
     @property
     def mlp_input(self) -> nn.Linear:
-        """First linear layer of the MLP, with the tuner's width, dtype and device."""
+        """First linear layer of the MLP.
+
+        Its width, dtype and device are those of a branch beside the MLP.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If there is no MLP, or it begins with another kind of layer.
+        """
         first = next(
             (
                 part
@@ -343,6 +367,13 @@ class Tuner(nn.Module):
     limit : int, optional
         Maximum number of initial values; see
         :class:`~evergrow.adapt.tuners.tuner.Drawer`.
+
+    Attributes
+    ----------
+    layers : torch.nn.Module
+        Layers of the tuner, under the paths of the layers that they tune.
+    removed : bool
+        Whether :meth:`remove` was called.
     """
 
     name: ClassVar[str]
@@ -353,6 +384,7 @@ class Tuner(nn.Module):
     config: Any
     seed: int
     _fused: list[Any]
+    """Attention layers of the model that read the weight of their projection."""
 
     def __init__(
         self,
@@ -374,13 +406,16 @@ class Tuner(nn.Module):
         self.layers = nn.Module()
         self._build(model)
         others = tuners_of(model)
+        # Frozen by the first tuner, so a later one usually finds none.
         self._frozen = [
             parameter for parameter in model.parameters() if parameter.requires_grad
         ]
         if others:
             self._fused = others[0]._fused
         else:
-            self._fused = [part for part in model.modules() if adds_bias_outside(part)]
+            self._fused = [
+                part for part in model.modules() if _reads_projection_weight(part)
+            ]
         model.__dict__[_ATTRIBUTE] = [*others, self]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
@@ -399,21 +434,27 @@ class Tuner(nn.Module):
         return Drawer(self.seed, self.name, self._limit)
 
     def _build(self, model: nn.Module) -> None:
-        """Create the layers, or raise :class:`UnsupportedModelError`."""
+        """Create and register the layers, or raise :class:`UnsupportedModelError`."""
         self._pairs = list(self._layers(model, self._drawer()))
         for place, layer in self._pairs:
             self._plant(place.name, layer)
 
     def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Any, Any]]:
-        """Yield every tuned place, which has a name, and the layer that tunes it."""
+        """Yield pairs of a tuned place and the layer that tunes it.
+
+        The ``name`` of a place is its path in the model.
+        """
         yield from ()
 
     def _attach(self) -> Iterator[Handle]:
-        """Attach every layer to the model and yield the handles that detach it."""
+        """Attach every layer to the model and yield the handles that detach it.
+
+        If it raises, the handles yielded before are removed.
+        """
         yield from ()
 
     def _plant(self, path: str, layer: nn.Module) -> None:
-        """Register a layer under the path of the place that it tunes."""
+        """Register a layer in `layers` under the path of the place that it tunes."""
         *parents, last = path.split(".")
         node: nn.Module = self.layers
         for parent in parents:
@@ -431,6 +472,16 @@ class Tuner(nn.Module):
 
     def enable(self) -> ExitStack:
         """Enable the tuner; in a ``with`` statement until the end of the block.
+
+        Returns
+        -------
+        ExitStack
+            Context that enables or disables the tuner again, as it was before.
+
+        Raises
+        ------
+        TunerError
+            If the tuner was removed.
 
         Examples
         --------
@@ -464,7 +515,10 @@ class Tuner(nn.Module):
         return switch
 
     def disable(self) -> ExitStack:
-        """Disable the tuner; in a ``with`` statement until the end of the block."""
+        """Disable the tuner; in a ``with`` statement until the end of the block.
+
+        Returns the same context as :meth:`enable`.
+        """
         switch = self._switch()
         for handle in self._handles:
             handle.remove()
@@ -476,6 +530,7 @@ class Tuner(nn.Module):
         """Return a context that restores the present state at its end."""
         back = self.enable if self.enabled else self.disable
         switch = ExitStack()
+        # A tuner that was removed in the block stays removed.
         switch.callback(lambda: None if self.removed else back())
         return switch
 
@@ -491,7 +546,8 @@ class Tuner(nn.Module):
     def remove(self) -> None:
         """Detach the tuner from the model for good.
 
-        The parameters stay readable and can be saved. Removing twice does nothing.
+        Its own parameters stay readable and can be saved. The last tuner makes the
+        parameters of the model require gradients again. Removing twice does nothing.
         """
         if self.removed:
             return
@@ -500,7 +556,7 @@ class Tuner(nn.Module):
         others = [tuner for tuner in tuners_of(self.model) if tuner is not self]
         if others:
             self.model.__dict__[_ATTRIBUTE] = others
-            others[0]._frozen += self._frozen
+            others[0]._frozen += self._frozen  # thawed when the last tuner goes
             return
         del self.model.__dict__[_ATTRIBUTE]
         for parameter in self._frozen:
@@ -510,7 +566,7 @@ class Tuner(nn.Module):
 
     @property
     def n_trainable(self) -> int:
-        """Number of trainable values."""
+        """Number of values in parameters that require gradients."""
         return sum(
             parameter.numel()
             for parameter in self.parameters()
@@ -555,6 +611,8 @@ def create_tuner(
     name: str, model: nn.Module, *, seed: int = 0, **settings: Any
 ) -> Tuner:
     """Attach a tuner to a model and return it, enabled.
+
+    All parameters of the model stop requiring gradients.
 
     Parameters
     ----------
@@ -604,7 +662,9 @@ def create_tuner(
 
 
 def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
-    """Attach a saved tuner to a model. On errors the model is unchanged.
+    """Attach a saved tuner to a model and return it, enabled.
+
+    On errors the model is unchanged.
 
     Parameters
     ----------

@@ -1,5 +1,9 @@
 """Map features to rows: normalisation, block weights, random units, direct link.
 
+A :class:`Layer` holds the parameters of a user. :meth:`Layer.build` turns them, with
+the features of the first task, into a :class:`FeatureMap`, which never changes
+afterwards.
+
 To add an activation, give it a name::
 
     ACTIVATIONS["softplus"] = Activation(torch.nn.functional.softplus)
@@ -35,6 +39,10 @@ Smaller differences are lost to rounding in the statistics.
 """
 
 _CONTRAST_ROWS = 256
+"""Largest number of rows that :func:`check_contrast` transforms."""
+
+_MIN_ENERGY = 1e-12
+"""Energy of the units per row below which the direct link is not scaled to them."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,7 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
         Z = Z.sign() * Z.abs().sqrt()
     norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
     limits = torch.finfo(Z.dtype)
+    # Outside of these lengths, squares of the entries lose digits or overflow.
     lowest = limits.tiny**0.5 / limits.eps
     highest = limits.max**0.5 * limits.eps
     extreme = ~((norms > lowest) & (norms < highest))
@@ -230,7 +239,7 @@ class FeatureBlocks:
         )
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless sizes and weights agree."""
+        """Raise :class:`FileFormatError` unless sizes and weights are valid."""
         require(
             0 < len(self.sizes) <= MOST_BLOCKS and min(self.sizes) > 0,
             f"it must have 1 to {MOST_BLOCKS} blocks of at least one column",
@@ -246,6 +255,7 @@ def check_weights(weights: tuple[float, ...]) -> None:
     """Raise :class:`FileFormatError` unless all block weights are within bounds."""
     low = 1.0 / LARGEST_BLOCK_WEIGHT
     high = LARGEST_BLOCK_WEIGHT
+    # Weights from exponentials may exceed the bounds by rounding.
     within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
     require(within, f"a block weight is not between {low:g} and {high:g}")
 
@@ -255,7 +265,7 @@ class FeatureMap(ABC):
     """A frozen map ``h(z) = [gain units(z), scale (z - centre), 1]``.
 
     The three parts are the random units, the direct link and the intercept. Each part
-    is optional.
+    is optional. Subclasses define the units.
 
     Parameters
     ----------
@@ -297,7 +307,10 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def hidden(self, Z: Tensor) -> Tensor:
-        """Return unit activations (n, L) of features Z (n, d), in the dtype of Z."""
+        """Return unit activations (n, L) of features Z (n, d), times the gain.
+
+        They have the dtype of Z.
+        """
 
     @property
     def n_outputs(self) -> int:
@@ -374,7 +387,7 @@ class FeatureMap(ABC):
         return squares - float(total.square().sum()) / Z.shape[0]
 
     def units(self) -> Self:
-        """Return the map with the random units only, on the CPU."""
+        """Return a copy with the random units only, on the CPU."""
         parts: dict[str, Any] = {
             name: value.cpu()
             for name, value in vars(self).items()
@@ -386,7 +399,10 @@ class FeatureMap(ABC):
         )
 
     def same_map(self, other: FeatureMap) -> bool:
-        """Return whether both maps have bitwise equal parameters."""
+        """Return whether both maps have bitwise equal parameters.
+
+        Records of their construction may differ.
+        """
         if type(self) is not type(other):
             return False
         for field in dataclasses.fields(self):
@@ -494,7 +510,7 @@ def check_contrast(
     """Raise :class:`InputError` if rows differ but their activations do not.
 
     This happens if all units saturate, or if the features are too small to change the
-    activations.
+    activations. Checks at most 256 rows.
 
     Parameters
     ----------
@@ -566,7 +582,10 @@ class Layer(ABC):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Return a map with the units only. See :meth:`build` for the arguments."""
+        """Return a map with the units only. Called by :meth:`build`, see there.
+
+        It is not called for ``n_units=0``.
+        """
 
     def build(
         self,
@@ -579,8 +598,8 @@ class Layer(ABC):
     ) -> FeatureMap:
         """Build the frozen map from the first task.
 
-        The direct link (as in RVFL networks) is scaled to the energy of the units: the
-        sum of their variances.
+        The direct link (as in RVFL networks) is centred, and scaled so that it has the
+        same sum of variances as the units. With ``n_units=0`` the map is ``[z, 1]``.
 
         Parameters
         ----------
@@ -594,19 +613,24 @@ class Layer(ABC):
             Ridge of a guided construction. None uses the layer's default.
         verbose : bool, default=False
             Show progress.
+
+        Raises
+        ------
+        LabelError, ConstructionError
+            If a guided layer finds no units. See :class:`GuidedLayer`.
         """
         if self.n_units == 0:
             return link_only(Z)
         units = self.draw(Z, Y, seed=seed, alpha=alpha, verbose=verbose)
         if not self.direct_link:
             return units
-        rows = Z.to(torch.float64)
-        energy = units.centred_energy(Z)
-        centre = rows.mean(dim=0)
-        link = float((rows - centre).square().sum())
+        unit_energy = units.centred_energy(Z)
+        link = Z.to(torch.float64)
+        centre = link.mean(dim=0)
+        link_energy = float((link - centre).square().sum())
         scale = 1.0
-        if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0:
-            scale = (energy / link) ** 0.5
+        if unit_energy > _MIN_ENERGY * max(Z.shape[0] - 1, 1) and link_energy > 0.0:
+            scale = (unit_energy / link_energy) ** 0.5
         return dataclasses.replace(units, centre=centre, scale=scale)
 
     def to_plain(self) -> dict[str, Any]:
@@ -617,7 +641,12 @@ class Layer(ABC):
 
 
 def layer_from_plain(values: Mapping[str, Any]) -> Layer:
-    """Build a layer from the output of :meth:`Layer.to_plain`.
+    """Build a layer from the output of :meth:`Layer.to_plain`. Lists become tuples.
+
+    Raises
+    ------
+    ParameterError
+        If there is no ``kind``, or a parameter is unknown or out of range.
 
     Examples
     --------
@@ -629,12 +658,12 @@ def layer_from_plain(values: Mapping[str, Any]) -> Layer:
         raise ParameterError(
             f"layer must have a 'kind', one of {', '.join(LAYERS.names())}"
         )
-    rest = {
+    parameters = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in values.items()
         if key != "kind"
     }
-    return from_mapping(LAYERS[values["kind"]], rest, "parameter of the layer")
+    return from_mapping(LAYERS[values["kind"]], parameters, "parameter of the layer")
 
 
 def centred_rms(Z: Tensor) -> float:

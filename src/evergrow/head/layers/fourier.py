@@ -1,7 +1,7 @@
 """The Fourier layer: structured orthogonal random features, recomputed from a seed.
 
-Features z are padded with zeros to n columns (a power of two). Three random sign
-matrices D and a Hadamard matrix H of order n give
+Features z are padded with zeros to n columns (a power of two). Three diagonal matrices
+D of random signs and a Hadamard matrix H of order n give the directions of n units
 
     u = H D_3 H D_2 H D_1 z
 
@@ -10,8 +10,10 @@ approximately like Gaussian vectors. Wider layers use several blocks, each with 
 signs.
 
 With ``n = a b``, a product with H is computed as two products with Hadamard matrices of
-order b and a. This takes ``2 n (a + b)`` instead of ``2 n d`` operations per row. The
-signs are integers and the phases are uniform, so every machine draws the same numbers.
+order b and a. This takes ``2 n (a + b)`` instead of ``2 n d`` operations per row. Row
+``j a + i`` of H is row ``i b + j`` of Sylvester's matrix (i < a, j < b), which is the
+order in which the two products are stored. The signs are integers and the phases are
+uniform, so every machine draws the same numbers.
 """
 
 from __future__ import annotations
@@ -40,12 +42,16 @@ Chosen on training rows of four data sets, where 0.25 to 0.7 give similar accura
 UNITS_PER_FEATURE = 24
 MIN_UNITS = 2048
 MAX_UNITS = 3000
-"""Bounds of the default width. See ``docs/how-it-works.md`` for measurements."""
+"""Default width: units per feature, within bounds.
+
+See ``docs/how-it-works.md`` for measurements.
+"""
 
 MIN_ORDER = 64
 """Smallest order of the Hadamard matrix. Few signs give few distinct directions."""
 
 _N_ROTATIONS = 3
+"""Number of factors ``H D`` of a block."""
 
 _CPU_CHUNK_NUMBERS = 3 * 2**16
 """Numbers rotated at a time on a CPU, so that both buffers fit in a core's cache."""
@@ -105,7 +111,7 @@ class FourierMap(FeatureMap):
         return math.ceil(self.width / self.order)
 
     def drawn(self, *kind: Any) -> tuple[Tensor, Tensor]:
-        """Return the random signs and phases.
+        """Return the random signs and phases. Callers must not modify them.
 
         Parameters
         ----------
@@ -125,12 +131,18 @@ class FourierMap(FeatureMap):
         return signs, phases[: self.width]
 
     def factors(self, *kind: Any) -> tuple[Tensor, Tensor]:
-        """Return the Hadamard matrices of order b and a, with ``n = a b``."""
-        second = 1 << (self.order.bit_length() - 1) // 2
-        return hadamard(self.order // second, *kind), hadamard(second, *kind)
+        """Return the Hadamard matrices of order b and a, with ``n = a b``.
+
+        `kind` is that of :meth:`drawn`. Callers must not modify the matrices.
+        """
+        a = 1 << (self.order.bit_length() - 1) // 2
+        return hadamard(self.order // a, *kind), hadamard(a, *kind)
 
     def hidden(self, Z: Tensor) -> Tensor:
-        """Return unit activations (n, L) of features Z (n, d), in the dtype of Z."""
+        """Return unit activations (n, L) of features Z (n, d), in the dtype of Z.
+
+        Works in chunks, so that only the result has the size n L.
+        """
         phases = self.drawn(Z.device, Z.dtype)[1]
         out = Z.new_empty(len(Z), self.width)
         # A CPU core works on one block at a time to stay in its cache. On a GPU every
@@ -155,9 +167,8 @@ class FourierMap(FeatureMap):
     def rotate(self, Z: Tensor, n_together: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``u = H D_3 H D_2 H D_1 z`` for one group of blocks after the other.
 
-        Rows of Z are stored as columns here, so that both products of a rotation read
-        and write contiguous memory. The product with H leaves entry ``i b + j`` at
-        ``j a + i``. The pass that restores the order also multiplies by the next signs.
+        A rotation is a product with ``H D``. Rows of Z are stored as columns here, so
+        that all products read and write contiguous memory.
 
         Parameters
         ----------
@@ -175,40 +186,28 @@ class FourierMap(FeatureMap):
         """
         signs = self.drawn(Z.device, Z.dtype)[0]
         first, second = self.factors(Z.device, Z.dtype)
-        rows = len(Z)
+        m = len(Z)
         a = len(second)
         b = len(first)
-        buffers = [Z.new_empty(n_together * self.order, rows) for _ in range(2)]
-        padded = Z.new_zeros(self.order, rows)
+        buffers = [Z.new_empty(n_together * self.order, m) for _ in range(2)]
+        padded = Z.new_zeros(self.order, m)
         padded[: self.features] = Z.T
         for begin in range(0, self.blocks, n_together):
             group_signs = signs[:, begin : begin + n_together]
-            g = group_signs.shape[1]
+            g = group_signs.shape[1]  # number of blocks in the group
             start = begin * self.order
             units = slice(start, min(start + g * self.order, self.width))
             X, Y = (buffer[: g * self.order] for buffer in buffers)
-            torch.mul(padded, group_signs[0, :, :, None], out=X.view(g, -1, rows))
+            torch.mul(padded, group_signs[0, :, :, None], out=X.view(g, -1, m))
             for rotation in range(_N_ROTATIONS):
                 is_last = rotation == _N_ROTATIONS - 1
-                kept = b
+                n_kept = b
                 if is_last and g == 1:
-                    # Skip entries j beyond the units of the last block.
-                    kept = math.ceil((units.stop - start) / a)
-                Y = Y[: g * a * kept]
-                torch.bmm(
-                    first[:kept].expand(g * a, -1, -1),
-                    X.view(g * a, b, rows),
-                    out=Y.view(g * a, kept, rows),
-                )
-                X = X[: g * a * kept]
-                if g == 1:
-                    torch.mm(second, Y.view(a, -1), out=X.view(a, -1))
-                else:
-                    torch.bmm(
-                        second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1)
-                    )
-                product = X.view(g, a, kept, rows).transpose(1, 2)
-                target = Y.view(g, kept, a, rows)
+                    # Skip rows beyond the units of the last block.
+                    n_kept = math.ceil((units.stop - start) / a)
+                product = _multiply_hadamard(first[:n_kept], second, X, Y, g)
+                # The pass that reorders the rows also multiplies by the next signs.
+                target = Y[: g * n_kept * a].view(g, n_kept, a, m)
                 if is_last:
                     target.copy_(product)
                 else:
@@ -216,6 +215,44 @@ class FourierMap(FeatureMap):
                     torch.mul(product, next_signs, out=target)
                 X, Y = Y, X
             yield units, X[: units.stop - start]
+
+
+def _multiply_hadamard(
+    first: Tensor, second: Tensor, X: Tensor, Y: Tensor, g: int
+) -> Tensor:
+    """Multiply g blocks by the first rows of H, of order ``n = a b``.
+
+    Parameters
+    ----------
+    first : Tensor of shape (c, b)
+        The first c rows of Sylvester's matrix of order b.
+    second : Tensor of shape (a, a)
+        Sylvester's matrix of order a.
+    X : Tensor of shape (g n, m)
+        m columns of each block. Overwritten.
+    Y : Tensor of shape (g n, m)
+        Working memory. Overwritten.
+    g : int
+        Number of blocks.
+
+    Returns
+    -------
+    Tensor of shape (g, c, a, m)
+        The first ``c a`` rows of each product, in the order of the module docstring. A
+        view of X, whose memory is in Sylvester's order.
+    """
+    c, b = first.shape
+    a = len(second)
+    m = X.shape[1]
+    X_blocks = X.view(g * a, b, m)
+    X = X[: g * a * c]
+    Y = Y[: g * a * c]
+    torch.bmm(first.expand(g * a, -1, -1), X_blocks, out=Y.view(g * a, c, m))
+    if g == 1:
+        torch.mm(second, Y.view(a, -1), out=X.view(a, -1))
+    else:
+        torch.bmm(second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1))
+    return X.view(g, a, c, m).transpose(1, 2)
 
 
 @lru_cache(maxsize=16)
@@ -240,7 +277,7 @@ def _draw_signs_and_phases(
 
 @lru_cache(maxsize=16)
 def hadamard(order: int, *kind: Any) -> Tensor:
-    """Return the Hadamard matrix of shape (order, order). Callers must not modify it.
+    """Return Sylvester's Hadamard matrix (order, order). Callers must not modify it.
 
     Parameters
     ----------

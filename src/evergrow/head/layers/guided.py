@@ -1,7 +1,7 @@
 """MGSM: grow a layer from blocks of random units that reduce the training residual.
 
-Z is N x d (features), H the N x L activations of the accepted units, and Y the N x C
-targets. With
+Z is N x d (features), H the N x L activations of the accepted units, Y the N x C
+targets, and alpha the ridge of the construction. With
 
     M = I - H (H^T H + alpha I)^-1 H^T = alpha (alpha I + H H^T)^-1          (N x N)
 
@@ -10,11 +10,9 @@ Schur complement ``S = alpha I + H_s^T M H_s`` and gains ``A = S^-1 H_s^T E``, g
 
     E' = E - M H_s A              M' = M - (M H_s) S^-1 (M H_s)^T
 
-so no L x L matrix is needed. Evaluating a block takes five small matrices:
-
-    gram  = H_s^T H_s             schur = alpha I + H_s^T M H_s
-    v     = H_s^T E               u     = (M H_s)^T E
-    w     = (M H_s)^T (M H_s)
+so no L x L matrix is needed. Accepting the block removes ``|E|^2 - |E'|^2`` of the
+squared residual, the exact drop. The paper's inequality replaces M by I in this drop.
+The difference of the two is the coupling term R_L.
 
 M is stored in one of two equivalent forms. The dense form takes 8 N^2 bytes and suits
 the few hundred samples of a typical first task. The factored form is ``M = I - F F^T``
@@ -63,8 +61,6 @@ PAPER_SCALES = tuple(round(0.0008 + 0.0001 * step, 4) for step in range(33))
 
 AUTO_SPREADS = (0.3, 3.0)
 """Range of pre-activation spreads for ``scales="auto"``: nearly affine to saturated."""
-
-NAMED_SCALES = ("paper", "auto")
 
 Scales = str | Sequence[float]
 
@@ -144,12 +140,12 @@ class GuidedLayer(Layer):
     criterion: str = "exact"
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_units", 1, LARGEST_WIDTH),
-            ("block_size", 1, LARGEST_WIDTH),
-            ("n_candidates", 1, MOST_ROUNDS),
+        for name, high in (
+            ("max_units", LARGEST_WIDTH),
+            ("block_size", LARGEST_WIDTH),
+            ("n_candidates", MOST_ROUNDS),
         ):
-            check_number(name, getattr(self, name), low=low, high=high, integer=True)
+            check_number(name, getattr(self, name), low=1, high=high, integer=True)
         if self.n_units is not None:
             check_number(
                 "n_units", self.n_units, low=0, high=self.max_units, integer=True
@@ -171,7 +167,25 @@ class GuidedLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Grow the units on features Z (N, d) and one-hot targets Y (N, C)."""
+        """Search for units on features Z (N, d) and one-hot targets Y (N, C).
+
+        Implements the hook of :meth:`Layer.build`, which does not call it for
+        ``n_units=0``. If the search accepts fewer than `n_units` units, unguided units
+        fill the layer.
+
+        Raises
+        ------
+        LabelError
+            If there is only one class.
+        ConstructionError
+            If ``n_units=None`` and no block was accepted.
+
+        Warns
+        -----
+        ConstructionWarning
+            If ``n_units=None`` and the search ended above the tolerance, because no
+            candidate was admissible.
+        """
         if Y.shape[1] < 2:
             raise LabelError(
                 "A guided layer needs at least 2 classes in the first batch, got 1 "
@@ -181,37 +195,20 @@ class GuidedLayer(Layer):
         Y = Y.to(torch.float64)
         sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm")
         limit = self.n_units or self.max_units
-        form = choose_form(Z, limit, float(sampler.scales.max()))
-        default_alpha = CONSTRUCTION_ALPHA
-        if sampler.auto:
-            default_alpha = AUTO_CONSTRUCTION_ALPHA
-        residual = Residual(Z, Y, alpha or default_alpha, form)
+        form = choose_residual_form(Z, limit, sampler.largest_scale)
+        if alpha is None:
+            is_auto = sampler.scale_range is not None
+            alpha = AUTO_CONSTRUCTION_ALPHA if is_auto else CONSTRUCTION_ALPHA
+        residual = Residual(Z, Y, alpha, form)
         if self.direct_link:
             _absorb_link(residual)
         search = _LayerSearch(self, sampler, residual, limit)
         status = search.run(verbose)
         n_guided = search.width
-        if self.n_units is not None and self.n_units > n_guided:
-            steps = min(search.step + 1, sampler.n_scales)
-            search.units.append(
-                sampler.layer(
-                    self.n_units - n_guided, self.block_size, search.round, steps
-                )
-            )
-        if not search.units:
-            raise ConstructionError(
-                "The construction accepted no block: no candidate at any scale removed "
-                f"{1 - self.contraction:.2g} of the squared residual. Add scales, or "
-                "raise contraction."
-            )
-        if status == "exhausted" and self.n_units is None:
-            warnings.warn(
-                f"The construction stopped at {n_guided} units with an RMSE of "
-                f"{search.rmse:.4g} (tolerance {self.tol:g}): no candidate at any "
-                "remaining scale was admissible.",
-                ConstructionWarning,
-                stacklevel=4,
-            )
+        if self.n_units is None:
+            self._report_shortfall(search, status)
+        else:
+            search.fill_up(self.n_units)
         weights, biases = zip(*search.units, strict=True)
         return DenseMap(
             weights=torch.cat(weights, dim=1),
@@ -220,9 +217,29 @@ class GuidedLayer(Layer):
             construction=Construction(status, n_guided, form, tuple(search.log)),
         )
 
+    def _report_shortfall(self, search: _LayerSearch, status: str) -> None:
+        """Raise if the search accepted no unit, and warn if it was exhausted."""
+        if not search.units:
+            raise ConstructionError(
+                "The construction accepted no block: no candidate at any scale removed "
+                f"{1 - self.contraction:.2g} of the squared residual. Add scales, or "
+                "raise contraction."
+            )
+        if status == "exhausted":
+            warnings.warn(
+                f"The construction stopped at {search.width} units with an RMSE of "
+                f"{search.rmse:.4g} (tolerance {self.tol:g}): no candidate at any "
+                "remaining scale was admissible.",
+                ConstructionWarning,
+                stacklevel=5,
+            )
+
 
 def _absorb_link(residual: Residual) -> None:
-    """Regress the targets on the features, scaled to a mean energy of one per row."""
+    """Add the direct link to an empty regression, in place.
+
+    The link is the centred features, scaled to a mean squared length of one per row.
+    """
     Z = residual.Z
     link = (Z - Z.mean(dim=0)) / centred_rms(Z)
     gram = link.T @ link
@@ -233,7 +250,7 @@ def _absorb_link(residual: Residual) -> None:
 
 
 class _LayerSearch:
-    """State of a construction.
+    """Greedy search for the units of a layer.
 
     Parameters
     ----------
@@ -242,7 +259,7 @@ class _LayerSearch:
     sampler : UnitSampler
         Source of candidates.
     residual : Residual
-        Residual of the layer so far.
+        Residual before the first unit. Accepted blocks change it in place.
     limit : int
         Maximum width.
 
@@ -256,7 +273,7 @@ class _LayerSearch:
         Number of accepted units.
     round : int
         Number of candidate rounds drawn.
-    step : int
+    scale_index : int
         Index of the current scale.
     energy : float
         Squared norm of the residual.
@@ -273,8 +290,10 @@ class _LayerSearch:
         self.log: list[BlockRecord] = []
         self.width = 0
         self.round = 0
-        self.step = 0
+        self.scale_index = 0
         self.energy = float(residual.sq_norms.sum())
+        self._n_tried = 0  # candidates since the last accepted block
+        self._started = time.perf_counter()
 
     @property
     def rmse(self) -> float:
@@ -284,37 +303,47 @@ class _LayerSearch:
     def run(self, verbose: bool) -> Literal["converged", "exhausted", "capped"]:
         """Accept blocks until a stopping rule holds, and return the status.
 
-        Each round evaluates `n_candidates` blocks. If one is admissible, the best is
-        accepted. Otherwise the search moves on to the next scale.
+        Each round evaluates `n_candidates` blocks and accepts the best admissible one.
+        Without an admissible block, the search moves on to the next scale for good.
         """
-        layer = self.layer
-        started = time.perf_counter()
-        tried = 0
         with meter("growing the layer", self.limit, enabled=verbose) as tick:
             while True:
-                if self.rmse <= layer.tol:
+                if self.rmse <= self.layer.tol:
                     return "converged"
-                block_size = min(layer.block_size, self.limit - self.width)
-                if block_size <= 0:
+                if self.width >= self.limit:
                     return "capped"
-                weights, bias = self._draw_candidates(block_size)
-                tried += layer.n_candidates
-                pre_activations = torch.addmm(
-                    bias, self.residual.Z, weights.to(torch.float64)
-                )
-                H = ACTIVATIONS[layer.activation](pre_activations)
-                candidates = self.residual.judge(H, block_size)
-                best = self._best(candidates)
-                if best is not None:
-                    own = slice(best * block_size, (best + 1) * block_size)
-                    self.units.append((weights[:, own].clone(), bias[own].clone()))
-                    self._accept(candidates, best, tried, started)
-                    tried = 0
+                if self._accept_from_next_round():
                     tick(self.width, f"RMSE {self.rmse:.4f}")
-                elif self.step + 1 < self.sampler.n_scales:
-                    self.step += 1
+                elif self.scale_index + 1 < len(self.sampler.scales):
+                    self.scale_index += 1
                 else:
                     return "exhausted"
+
+    def fill_up(self, n_units: int) -> None:
+        """Append unguided units up to `n_units`, cycling through the scales tried."""
+        missing = n_units - self.width
+        if missing > 0:
+            self.units.append(
+                self.sampler.draw_units(
+                    missing, self.layer.block_size, self.round, self.scale_index + 1
+                )
+            )
+
+    def _accept_from_next_round(self) -> bool:
+        """Draw and evaluate a round. Accept its best block, if any is admissible."""
+        layer = self.layer
+        block_size = min(layer.block_size, self.limit - self.width)
+        weights, bias = self._draw_candidates(block_size)
+        pre_activations = torch.addmm(bias, self.residual.Z, weights.to(torch.float64))
+        H = ACTIVATIONS[layer.activation](pre_activations)
+        candidates = self.residual.evaluate(H, block_size)
+        best = self._best_block(candidates)
+        if best is None:
+            return False
+        block = slice(best * block_size, (best + 1) * block_size)
+        self.units.append((weights[:, block].clone(), bias[block].clone()))
+        self._accept(candidates, best)
+        return True
 
     def _draw_candidates(self, block_size: int) -> tuple[Tensor, Tensor]:
         """Draw weights (d, B s) and biases (B s,) of the next round.
@@ -323,26 +352,29 @@ class _LayerSearch:
         `block_size` units.
         """
         layer = self.layer
-        normals = self.sampler.normals(self.round, layer.n_candidates, layer.block_size)
-        weights, bias = self.sampler.units(self.round, normals, self.step)
+        weights, bias = self.sampler.draw_round(
+            self.round, layer.n_candidates, layer.block_size, self.scale_index
+        )
         self.round += 1
-        if block_size < layer.block_size:
-            position = torch.arange(weights.shape[1]) % layer.block_size
-            kept = (position < block_size).to(weights.device)
-            weights = weights[:, kept]
-            bias = bias[kept]
-        return weights, bias
+        self._n_tried += layer.n_candidates
+        weights = weights.view(len(weights), -1, layer.block_size)
+        bias = bias.view(-1, layer.block_size)
+        return weights[..., :block_size].flatten(1), bias[:, :block_size].flatten()
 
-    def _best(self, candidates: Candidates) -> int | None:
-        """Return the admissible block with the largest exact drop, or None."""
+    def _best_block(self, candidates: Candidates) -> int | None:
+        """Return the index of the admissible block with the largest exact drop.
+
+        None if no block is admissible under the layer's criterion.
+        """
         drops = candidates.drop_exact.sum(dim=1)
         theorem = candidates.drop_theorem.sum(dim=1)
-        judged = drops if self.layer.criterion == "exact" else theorem
         required = (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()
-        admissible = (judged >= required) & candidates.valid
-        if self.layer.criterion == "theorem":
-            admissible &= drops - theorem >= 0.0
-        drops = torch.where(admissible, drops, -torch.inf)
+        if self.layer.criterion == "exact":
+            admissible = drops >= required
+        else:
+            coupling = drops - theorem
+            admissible = (theorem >= required) & (coupling >= 0.0)
+        drops = torch.where(admissible & candidates.valid, drops, -torch.inf)
         # One transfer from the device per decision.
         best_drop, index = torch.stack(
             [drops.amax(), drops.argmax().to(drops.dtype)]
@@ -351,10 +383,8 @@ class _LayerSearch:
             return int(index)
         return None
 
-    def _accept(
-        self, candidates: Candidates, index: int, tried: int, started: float
-    ) -> None:
-        """Add a candidate to the layer and log it."""
+    def _accept(self, candidates: Candidates, index: int) -> None:
+        """Update the residual and the width by a candidate block, and log it."""
         residual = self.residual
         residual.absorb(
             candidates.projected[index],
@@ -369,22 +399,19 @@ class _LayerSearch:
                 residual.sq_norms.sum(),
             ]
         ).tolist()
-        if self.sampler.auto:  # every unit has its own scale: log the geometric mean
-            scale = float(self.sampler.scales.log().mean().exp())
-        else:
-            scale = float(self.sampler.scales[self.step])
         self.log.append(
             BlockRecord(
                 n_units=self.width,
                 rmse=self.rmse,
-                scale=scale,
+                scale=float(self.sampler.scales[self.scale_index]),
                 drop_exact=exact,
                 drop_theorem=theorem,
                 coupling=exact - theorem,
-                tried=tried,
-                seconds=time.perf_counter() - started,
+                tried=self._n_tried,
+                seconds=time.perf_counter() - self._started,
             )
         )
+        self._n_tried = 0
 
 
 # -- the residual ----------------------------------------------------------------------
@@ -395,6 +422,16 @@ COMPRESSION_TOL = 1e-11
 
 An eigenvalue rho of F F^T is the eigenvalue 1 - rho of M. Dropping it changes M by the
 relative amount rho, far less than the 1e-8 to which both forms must agree.
+"""
+
+_AFFINE_SPREAD = 0.2
+"""Spread of pre-activations up to which units are affine within `COMPRESSION_TOL`."""
+
+_MAX_DENSE_RATIO = 3.5
+"""Largest ratio of rows to rank at which the dense form of M is the cheaper one.
+
+A product with the dense form takes N^2 operations per column, and with ``I - F F^T``
+twice N times the columns of F. F has up to about twice its rank in columns.
 """
 
 
@@ -439,7 +476,7 @@ class Residual:
     alpha : float
         Ridge of the construction.
     form : {"dense", "factored"}
-        Representation of M.
+        Representation of M. See the module docstring.
 
     Attributes
     ----------
@@ -458,8 +495,8 @@ class Residual:
         self._matrix: Tensor | None = None
         if form == "dense":
             self._matrix = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
-        self._factor = Z.new_zeros(len(Z), 0)
-        self._rank = 0
+        self._factor = Z.new_zeros(len(Z), 0)  # F, unused in the dense form
+        self._rank = 0  # columns of F after the last compression
 
     def project(self, H: Tensor) -> Tensor:
         """Return ``M H`` for H of shape (N, m)."""
@@ -467,31 +504,35 @@ class Residual:
             return self._matrix @ H
         return H - self._factor @ (self._factor.T @ H)
 
-    def judge(self, H: Tensor, block: int) -> Candidates:
-        """Evaluate candidate blocks together.
+    def evaluate(self, H: Tensor, block_size: int) -> Candidates:
+        """Evaluate candidate blocks together, without accepting one.
 
-        With ``A = S^-1 V``, for every target column,
+        With the matrices
 
-            drop_exact   = 2 <U, A> - <A, W A>
-            drop_theorem = 2 <V, A> - <A, H_s^T H_s A>
+            v = H_s^T E          gram  = H_s^T H_s
+            u = (M H_s)^T E      w     = (M H_s)^T (M H_s)
+            A = schur^-1 v       schur = alpha I + H_s^T M H_s
+
+        the drops are, for every target column,
+
+            drop_exact = 2 <u, A> - <A, w A>    drop_theorem = 2 <v, A> - <A, gram A>
 
         Parameters
         ----------
         H : Tensor of shape (N, B s)
             Activations of B blocks.
-        block : int
+        block_size : int
             Units per block, s.
         """
-        projected = self.project(H)
-        shape = (-1, block, self.E.shape[1])
+        MH = self.project(H)
+        shape = (-1, block_size, self.E.shape[1])
         v = (H.T @ self.E).view(shape)
-        u = (projected.T @ self.E).view(shape)
-        blocks, maps = (
-            matrix.view(len(H), -1, block).transpose(0, 1) for matrix in (H, projected)
-        )
+        u = (MH.T @ self.E).view(shape)
+        blocks = H.view(len(H), -1, block_size).transpose(0, 1)
+        projected = MH.view(len(H), -1, block_size).transpose(0, 1)
         gram = blocks.mT @ blocks
-        w = maps.mT @ maps
-        schur = blocks.mT @ maps
+        w = projected.mT @ projected
+        schur = blocks.mT @ projected
         schur = (schur + schur.mT).mul_(0.5)
         schur.diagonal(dim1=1, dim2=2).add_(self.alpha)
         lower, info = torch.linalg.cholesky_ex(schur)
@@ -501,10 +542,10 @@ class Residual:
         exact = (2.0 * u - w @ gains).mul_(gains).sum(dim=1)
         theorem = (2.0 * v - gram @ gains).mul_(gains).sum(dim=1)
         valid = (info == 0) & torch.isfinite(exact).all(dim=1)
-        return Candidates(exact, theorem, maps, gains, lower, valid)
+        return Candidates(exact, theorem, projected, gains, lower, valid)
 
     def absorb(self, projected: Tensor, lower: Tensor, gains: Tensor) -> None:
-        """Append columns H_s to the regression: ``E' = E - M H_s A``.
+        """Append columns H_s to the regression. Changes E, its norms and M.
 
         Parameters
         ----------
@@ -522,25 +563,23 @@ class Residual:
             self._matrix.addmm_(half.T, half, alpha=-1.0)
             return
         self._factor = torch.cat([self._factor, half.T], dim=1)
+        # Compress after eight blocks, and later whenever F is half as wide again.
         if self._factor.shape[1] >= self._rank + max(8 * len(half), self._rank // 2):
             values, vectors = symmetric_eigh(self._factor.T @ self._factor)
             self._factor = self._factor @ vectors[:, values > COMPRESSION_TOL]
             self._rank = self._factor.shape[1]
 
 
-def choose_form(Z: Tensor, units: int, scale: float) -> str:
+def choose_residual_form(Z: Tensor, n_units: int, scale: float) -> str:
     """Return the cheaper form of M, in operations and memory.
 
-    Units with pre-activations below about 0.2 are affine to within the compression
-    tolerance, so their rank is at most d + 1. Otherwise every unit may add to the rank.
-    Between compressions F
-    holds about twice its rank in columns.
+    Affine units have at most rank d + 1. Otherwise every unit may add to the rank.
 
     Parameters
     ----------
     Z : Tensor of shape (N, d)
         Features.
-    units : int
+    n_units : int
         Maximum width of the layer.
     scale : float
         Largest scale of the weights.
@@ -552,18 +591,17 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.layers.guided import choose_form
-    >>> choose_form(torch.ones(600, 768), units=15_000, scale=0.004)
+    >>> from evergrow.head.layers.guided import choose_residual_form
+    >>> choose_residual_form(torch.ones(600, 768), n_units=15_000, scale=0.004)
     'dense'
-    >>> choose_form(torch.ones(9_000, 768), units=15_000, scale=0.004)
+    >>> choose_residual_form(torch.ones(9_000, 768), n_units=15_000, scale=0.004)
     'factored'
     """
-    n, d = Z.shape
-    spread = scale * float(Z.square().sum(dim=1).mean().sqrt())
-    rank = min(n, units)
-    if spread < 0.2:
-        rank = min(rank, d + 1)
-    return "dense" if n <= 3.5 * rank else "factored"
+    n_rows, n_features = Z.shape
+    max_rank = min(n_rows, n_units)
+    if scale * float(Z.square().sum(dim=1).mean().sqrt()) < _AFFINE_SPREAD:
+        max_rank = min(max_rank, n_features + 1)
+    return "dense" if n_rows <= _MAX_DENSE_RATIO * max_rank else "factored"
 
 
 # -- random units ----------------------------------------------------------------------
@@ -571,11 +609,11 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
 
 def check_scales(scales: Scales) -> None:
     """Raise :class:`ParameterError` unless `scales` is a name or positive numbers."""
-    is_name = isinstance(scales, str) or not isinstance(scales, Iterable)
-    if is_name or not len(list(scales)):
-        check_choice("scales (unless a sequence of numbers)", scales, NAMED_SCALES)
-        return
-    values = list(scales)
+    values: list[float] = []
+    if isinstance(scales, Iterable) and not isinstance(scales, str):
+        values = list(scales)
+    if not values:
+        check_choice("scales (unless a sequence of numbers)", scales, ("paper", "auto"))
     if len(values) > MAX_SCALES:
         raise ParameterError(
             f"scales must be at most {MAX_SCALES} numbers, got {len(values)}"
@@ -610,10 +648,11 @@ class UnitSampler:
 
     Attributes
     ----------
-    auto : bool
-        Whether every unit has its own scale.
-    scales : Tensor of shape (n_scales,) or (2,)
-        Scales in order of use, or the bounds of the automatic scales.
+    scales : Tensor of shape (n_scales,)
+        Scales in order of use. For ``"auto"`` one number, the geometric mean of the
+        scales of the units.
+    scale_range : Tensor of shape (2,) or None
+        Bounds of the scales of the units for ``"auto"``, else None.
     """
 
     def __init__(
@@ -623,113 +662,113 @@ class UnitSampler:
         self.bias = bias
         self.seed = seed
         self.purpose = purpose
-        self.auto = isinstance(scales, str) and scales == "auto"
-        if self.auto:
-            spreads = torch.tensor(AUTO_SPREADS, dtype=torch.float64)
-            self.scales = spreads / centred_rms(Z)
-        elif isinstance(scales, str):
-            self.scales = torch.tensor(PAPER_SCALES, dtype=torch.float64)
-        else:
+        self.scale_range: Tensor | None = None
+        if not isinstance(scales, str):
             values = [float(value) for value in scales]
             self.scales = torch.tensor(values, dtype=torch.float64)
+        elif scales == "paper":
+            self.scales = torch.tensor(PAPER_SCALES, dtype=torch.float64)
+        else:
+            spreads = torch.tensor(AUTO_SPREADS, dtype=torch.float64)
+            self.scale_range = spreads / centred_rms(Z)
+            self.scales = self.scale_range.log().mean(dim=0, keepdim=True).exp()
 
     @property
-    def n_scales(self) -> int:
-        """Number of scales to step through, 1 for automatic scales."""
-        if self.auto:
-            return 1
-        return len(self.scales)
+    def largest_scale(self) -> float:
+        """Largest scale of any unit."""
+        bounds = self.scales if self.scale_range is None else self.scale_range
+        return float(bounds.max())
 
-    def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
-        """Draw standard normals (n_blocks, d + 1, block) of a round on the CPU."""
-        stream = generator(self.seed, self.purpose, round_)
-        rows = self.Z.shape[1] + 1
-        # Drawn block by block, so that a block does not depend on the later ones.
-        return torch.stack(
-            [torch.randn(rows, block, generator=stream) for _ in range(n_blocks)]
-        )
-
-    def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Turn the normals of a round into units.
+    def draw_round(
+        self, round_: int, n_blocks: int, block_size: int, scale_index: int
+    ) -> tuple[Tensor, Tensor]:
+        """Draw the units of a round.
 
         Parameters
         ----------
         round_ : int
-            The round, for the random streams of scales and biases.
-        normals : Tensor of shape (n_blocks, d + 1, block)
-            Output of :meth:`normals`.
-        step : int
-            Index of the scale. Ignored for automatic scales.
+            Number of the round, part of the names of its random streams.
+        n_blocks : int
+            Number of blocks.
+        block_size : int
+            Units per block.
+        scale_index : int
+            Index of the scale in `scales`, 0 for automatic scales.
 
         Returns
         -------
-        weights : Tensor of shape (d, n_blocks block)
+        weights : Tensor of shape (d, n_blocks block_size)
             Weights, float32.
-        bias : Tensor of shape (n_blocks block,)
+        bias : Tensor of shape (n_blocks block_size,)
             Biases, float64.
         """
         device = self.Z.device
-        count = normals.shape[0] * normals.shape[2]
-        scale: float | Tensor
-        if self.auto:
-            low, high = self.scales
-            fraction = torch.rand(
-                count, generator=self._stream(round_, "scales"), dtype=torch.float64
-            )
+        count = n_blocks * block_size
+        stream = generator(self.seed, self.purpose, round_)
+        n_rows = self.Z.shape[1] + 1  # weights and a bias
+        # Drawn block by block, so that a block does not depend on the later ones.
+        blocks = [
+            torch.randn(n_rows, block_size, generator=stream) for _ in range(n_blocks)
+        ]
+        moved = torch.stack(blocks).to(device, non_blocking=True)
+        normals = moved.transpose(0, 1).reshape(n_rows, count)
+        # A Python number needs no transfer to the device.
+        scale: float | Tensor = float(self.scales[scale_index].to(torch.float32))
+        if self.scale_range is not None:
+            low, high = self.scale_range
+            fraction = self._uniform(round_, "scales", count)
             scale = (low * (high / low) ** fraction).to(device, torch.float32)
-        else:
-            # A Python number needs no transfer to the device.
-            scale = float(self.scales[step].to(torch.float32))
-        moved = normals.to(device, non_blocking=True)
-        columns = moved.transpose(0, 1).reshape(normals.shape[1], count)
-        weights = columns[:-1] * scale
+        weights = normals[:-1] * scale
         if self.bias == "gaussian":
-            return weights, (columns[-1] * scale).to(torch.float64)
-        if self.bias == "phases":
-            turns = torch.rand(
-                count, generator=self._stream(round_, "phases"), dtype=torch.float64
-            )
-            return weights, (turns * (2.0 * math.pi)).to(device)
-        rows = torch.randint(
-            len(self.Z), (count,), generator=self._stream(round_, "points")
-        )
-        points = self.Z[rows.to(device)].to(torch.float64)
-        return weights, -(points * weights.T.to(torch.float64)).sum(dim=1)
+            return weights, (normals[-1] * scale).to(torch.float64)
+        return weights, self._draw_biases(round_, weights)
 
-    def layer(
-        self, count: int, block: int, first: int = 0, steps: int = 1
+    def _draw_biases(self, round_: int, weights: Tensor) -> Tensor:
+        """Draw biases (count,) of the weights (d, count), as points or phases."""
+        device = self.Z.device
+        count = weights.shape[1]
+        if self.bias == "phases":
+            turns = self._uniform(round_, "phases", count)
+            return (turns * (2.0 * math.pi)).to(device)
+        stream = generator(self.seed, self.purpose, round_, "points")
+        rows = torch.randint(len(self.Z), (count,), generator=stream)
+        points = self.Z[rows.to(device)].to(torch.float64)
+        return -(points * weights.T.to(torch.float64)).sum(dim=1)
+
+    def draw_units(
+        self, n_units: int, block_size: int, first_round: int = 0, n_scales: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Draw a whole layer, one block per round.
+        """Draw any number of units, one block per round.
 
         Parameters
         ----------
-        count : int
+        n_units : int
             Number of units.
-        block : int
-            Units per round.
-        first : int, default=0
-            First round.
-        steps : int, default=1
-            Number of scales to cycle through.
+        block_size : int
+            Units per round. The last block is cut.
+        first_round : int, default=0
+            Number of the first round.
+        n_scales : int, default=1
+            Number of scales, from the first one, to cycle through.
 
         Returns
         -------
-        weights : Tensor of shape (d, count)
+        weights : Tensor of shape (d, n_units)
             Weights, float32.
-        bias : Tensor of shape (count,)
+        bias : Tensor of shape (n_units,)
             Biases, float64.
         """
-        weights = []
-        biases = []
-        for index in range(math.ceil(count / block)):
-            normals = self.normals(first + index, 1, block)
-            block_weights, bias = self.units(first + index, normals, index % steps)
-            weights.append(block_weights)
-            biases.append(bias)
+        blocks = [
+            self.draw_round(first_round + index, 1, block_size, index % n_scales)
+            for index in range(math.ceil(n_units / block_size))
+        ]
+        weights, biases = zip(*blocks, strict=True)
         return (
-            torch.cat(weights, dim=1)[:, :count].contiguous(),
-            torch.cat(biases)[:count].contiguous(),
+            torch.cat(weights, dim=1)[:, :n_units].contiguous(),
+            torch.cat(biases)[:n_units].contiguous(),
         )
 
-    def _stream(self, round_: int, name: str) -> torch.Generator:
-        return generator(self.seed, self.purpose, round_, name)
+    def _uniform(self, round_: int, name: str, count: int) -> Tensor:
+        """Draw uniform numbers (count,) from a stream of a round."""
+        stream = generator(self.seed, self.purpose, round_, name)
+        return torch.rand(count, generator=stream, dtype=torch.float64)

@@ -2,9 +2,9 @@
 
 A discriminant uses one covariance for all classes. This module adds the part of the
 log-likelihood that depends on each class's own covariance, its *shape*. Rows p are
-projected to k fixed directions. With the scatter S_c of class c about its mean, its
-degrees of freedom ``m_c = n_c - 1``, the pooled covariance C_0 and an inverse Wishart
-prior of strength nu around C_0,
+projected to k fixed directions. Class c has n_c rows, the mean of which is mean_c. With
+its scatter S_c about this mean, its degrees of freedom ``m_c = n_c - 1``, the pooled
+covariance C_0 and an inverse Wishart prior of strength nu around C_0,
 
     C_c        = (S_c + nu C_0) / (m_c + nu)
     shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2, -20)
@@ -20,13 +20,14 @@ the first task, so its classes look more spread than they are, the more so the f
 rows there were. Without the factor, shapes cost 1 to 4 points of accuracy if all
 classes have six rows. They gain from thirty rows on.
 
-**Memory.** The sum of outer products X^T X of r rows has rank r. For up to k / 2 rows
-it is stored as a factor F of r rows with F^T F = X^T X, for more rows as a triangle,
-which is then smaller. F is computed from entries of the sum alone, by a Cholesky
-factorisation with pivots. All X with the same sum (equal up to an orthogonal matrix)
-therefore give the same F, so F reveals no more about the rows than the sum does. Sums
-and differences of factors are factored again, and are exact to rounding of the largest
-variance involved, like sums of triangles.
+**Memory.** The *moments* of a class are the sum of outer products X^T X of its r rows,
+of rank r. For up to k / 2 rows they are stored as a factor F of r rows with
+F^T F = X^T X, for more rows as the upper triangle, which is then smaller. F is computed
+from entries of the sum alone, by a Cholesky factorisation with pivots. All X with the
+same sum (equal up to an orthogonal matrix) therefore give the same F, so F reveals no
+more about the rows than the sum does. Sums and differences of factors are factored
+again, and are exact to rounding of the largest variance involved, like sums of
+triangles.
 
 In coordinates in which C_0 is the identity and ``S_c = B^T B``, terms of classes with
 few rows need B only:
@@ -83,7 +84,13 @@ _WIDE = 1536
 
 _N_EXTRA_DIRECTIONS = 64
 _N_ITERATIONS = 5
-"""Oversampling and iterations of the subspace iteration for wider features."""
+"""Extra directions and iterations of the subspace iteration for wider features.
+
+Both make the leading directions more accurate.
+"""
+
+_TINY = 1e-300
+"""Smallest divisor, in place of zero."""
 
 _NOT_A_SCATTER = (
     "The second moments of a class are not those of any samples: a variance is "
@@ -93,11 +100,11 @@ _NOT_A_SCATTER = (
 _STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
 """Candidates for the strength nu of the prior."""
 
-_Terms: TypeAlias = list[tuple[Tensor, Tensor | float]]
-"""Terms of a sum of outer products, each with a weight.
+_Summands: TypeAlias = list[tuple[Tensor, Tensor | float]]
+"""Summands of the moments of one class, each with its weight.
 
-A term is a matrix of rows or a factor (m, k), whose weight may be one number per row,
-or a triangle (k (k + 1) / 2,).
+A summand is a matrix of rows or a factor (m, k), whose weight may be one number per
+row, or a triangle (k (k + 1) / 2,), whose weight is a number.
 """
 
 
@@ -158,7 +165,8 @@ class ClassShapes:
         """
         centre = Z.mean(dim=0)
         values, vectors = _principal_directions(Z - centre, directions)
-        rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
+        # Directions without variance are left out.
+        rank = int((values > 1e-10 * float(values.max().clamp_min(_TINY))).sum())
         k = max(min(directions, rank), 1)
         basis = vectors[:, -k:].flip(1)
         # The sign of a direction is arbitrary. Make the largest entry positive, so that
@@ -180,7 +188,7 @@ class ClassShapes:
 
     @cached_property
     def parts(self) -> list[Tensor]:
-        """Factor (r, k) or triangle (k (k + 1) / 2,) of every class."""
+        """Moments of every class: a factor (r, k) or a triangle (k (k + 1) / 2,)."""
         k = self.directions
         ranks = self.ranks.tolist()
         flat = torch.split(self.moments, [_n_numbers(rank, k) for rank in ranks])
@@ -196,7 +204,7 @@ class ClassShapes:
     # -- sums and differences ----------------------------------------------------------
 
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
-        """Merge, reorder, add and drop classes.
+        """Return the sums with classes merged, reordered, added and dropped.
 
         Parameters
         ----------
@@ -206,20 +214,20 @@ class ClassShapes:
         sums = sum_columns(self.sums, groups, dim=0)
         if sums is self.sums:
             return self
-        contents: list[Tensor | _Terms] = []
+        moments: list[Tensor | _Summands] = []
         for group in groups:
-            if len(group) > 1:
-                contents.append([(self.parts[old], 1.0) for old in group])
+            if len(group) == 1:
+                moments.append(self.parts[group[0]])
             elif group:
-                contents.append(self.parts[group[0]])
+                moments.append([(self.parts[old], 1.0) for old in group])
             else:
-                contents.append(self.sums.new_zeros(0, self.directions))
-        return self._with(sums, contents)
+                moments.append(self.sums.new_zeros(0, self.directions))
+        return self._with_moments(sums, moments)
 
     def add(
         self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None
     ) -> ClassShapes:
-        """Add rows to the sums, or remove them.
+        """Return the sums with rows added, or removed with ``sign=-1``.
 
         Parameters
         ----------
@@ -235,7 +243,8 @@ class ClassShapes:
         Raises
         ------
         NumericalError
-            If rows are removed that were not learned, as far as the sums show.
+            If removed rows were not learned and a class with few rows shows this. For
+            the other classes, see :meth:`is_plausible`.
         """
         # Sorting makes the rows of each class contiguous.
         order = codes.argsort(stable=True)
@@ -245,7 +254,7 @@ class ClassShapes:
         present, lengths = torch.unique_consecutive(codes[order], return_counts=True)
         sizes = lengths.tolist()
         sums = self.sums.clone()
-        contents = list[Tensor | _Terms](self.parts)
+        moments = list[Tensor | _Summands](self.parts)
         for code, rows, w in zip(
             present.tolist(),
             torch.split(P, sizes),
@@ -253,50 +262,50 @@ class ClassShapes:
             strict=True,
         ):
             sums[code] += w @ rows
-            contents[code] = [(self.parts[code], 1.0), (rows, w)]
-        return self._with(sums, contents)
+            moments[code] = [(self.parts[code], 1.0), (rows, w)]
+        return self._with_moments(sums, moments)
 
     def merge(self, other: ClassShapes, sign: int = 1) -> ClassShapes:
-        """Add the sums of `other`, or subtract them with ``sign=-1``.
+        """Return the sums of both, or the difference with ``sign=-1``.
 
         Both must have the same directions and the same classes.
         """
         device = self.sums.device
-        contents: list[Tensor | _Terms] = []
-        for mine, theirs in zip(self.parts, other.parts, strict=True):
+        moments = list[Tensor | _Summands](self.parts)
+        for code, (mine, theirs) in enumerate(
+            zip(self.parts, other.parts, strict=True)
+        ):
             if theirs.numel():
-                contents.append([(mine, 1.0), (theirs.to(device), float(sign))])
-            else:
-                contents.append(mine)
-        return self._with(self.sums + sign * other.sums.to(device), contents)
+                moments[code] = [(mine, 1.0), (theirs.to(device), float(sign))]
+        return self._with_moments(self.sums + sign * other.sums.to(device), moments)
 
     def faded(self, factor: float) -> ClassShapes:
-        """Multiply the weight of every row learned so far by `factor`."""
-        parts: list[Tensor | _Terms] = []
-        for part in self.parts:
-            is_triangle = part.dim() == 1
-            parts.append(part * (factor if is_triangle else math.sqrt(factor)))
-        return self._with(factor * self.sums, parts)
+        """Return the sums with the weights of all rows multiplied by `factor`."""
+        root = math.sqrt(factor)
+        parts = [part * (factor if part.dim() == 1 else root) for part in self.parts]
+        return self._with_moments(factor * self.sums, parts)
 
-    def _with(self, sums: Tensor, contents: Sequence[Tensor | _Terms]) -> ClassShapes:
-        """Return a copy with other sums (C, k) and moments.
+    def _with_moments(
+        self, sums: Tensor, moments: Sequence[Tensor | _Summands]
+    ) -> ClassShapes:
+        """Return a copy with other sums and moments.
 
         Parameters
         ----------
         sums : Tensor of shape (C, k)
-            The sums.
-        contents : sequence of length C
-            Per class a factor or triangle, or terms to be added up.
+            The sums of rows.
+        moments : sequence of length C
+            Per class a factor or triangle, or summands to be added up.
         """
         k = self.directions
-        parts = _factor_small_sums(contents, k)
+        parts = _factor_small_sums(moments, k)
         ranks = [
             len(part) if isinstance(part, Tensor) and part.dim() == 2 else k
             for part in parts
         ]
         sizes = [_n_numbers(rank, k) for rank in ranks]
-        moments = sums.new_empty(sum(sizes))
-        for target, part in zip(torch.split(moments, sizes), parts, strict=True):
+        flat = sums.new_empty(sum(sizes))
+        for target, part in zip(torch.split(flat, sizes), parts, strict=True):
             if isinstance(part, Tensor):
                 target.copy_(part.flatten())
             else:
@@ -305,7 +314,7 @@ class ClassShapes:
             self,
             sums=sums,
             ranks=torch.tensor(ranks, dtype=torch.int64).to(sums.device),
-            moments=moments,
+            moments=flat,
         )
 
     def same_directions(self, other: ClassShapes) -> bool:
@@ -317,7 +326,7 @@ class ClassShapes:
     # -- moments -----------------------------------------------------------------------
 
     def squares(self, classes: Sequence[int]) -> Tensor:
-        """Return the sums of outer products of some classes, of shape (c, k, k)."""
+        """Return the moments X^T X of some classes as matrices (c, k, k)."""
         found = []
         for code in classes:
             part = self.parts[code]
@@ -343,11 +352,11 @@ class ClassShapes:
 
     @cached_property
     def whole(self) -> Tensor:
-        """Sum of the outer products of all rows, of shape (k, k)."""
+        """Sum of the moments of all classes, of shape (k, k)."""
         k = self.directions
         empty = self.sums.new_zeros(0, k)
         factors = torch.cat([empty, *(part for part in self.parts if part.dim() == 2)])
-        triangles: _Terms = [(part, 1.0) for part in self.parts if part.dim() == 1]
+        triangles: _Summands = [(part, 1.0) for part in self.parts if part.dim() == 1]
         return _unpack_triangle(_sum_triangle([(factors, 1.0), *triangles], k), k)
 
     def pooled(self, counts: Tensor) -> Tensor:
@@ -373,10 +382,10 @@ class ClassShapes:
         )
 
     def is_plausible(self, counts: Tensor) -> bool:
-        """Return whether samples with these moments can exist.
+        """Return whether samples with these sums and moments can exist.
 
-        Every class must have non-negative variances, and covariances within the
-        Cauchy-Schwarz bound.
+        Every class must have finite, non-negative variances, and covariances within the
+        Cauchy-Schwarz bound. Both up to rounding, which is larger after unlearning.
 
         Parameters
         ----------
@@ -427,6 +436,8 @@ class ShapeScores:
     ----------
     has_terms : bool
         False if all terms are zero, because no class has enough distinct rows.
+    strength : float
+        nu. 1 if the scatters give no estimate.
     means : Tensor of shape (C, k)
         Class means in the k directions.
     floors : Tensor of shape (C,)
@@ -454,30 +465,34 @@ class ShapeScores:
     ) -> None:
         self.shapes = shapes
         self.counts = counts.to(shapes.sums)
+        self.means = shapes.sums / counts_or_one(self.counts)[:, None]
         self.strength = 1.0 if strength is None else strength
         self.has_terms = False
-        self.means = shapes.sums / counts_or_one(self.counts)[:, None]
-        self._terms: dict[int, _ShapeTerm] = {}
+        self.floors = torch.zeros_like(self.counts)
+        self._terms: dict[int, _ShapeTerm] = {}  # by class, as far as computed
         self._freedom = (self.counts - 1.0).clamp_min(0.0)
         span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
-        has_shape = ((self.counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
-        if strength is not None and not bool(has_shape.any()):
+        size_factor = ((self.counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
+        has_shapes = bool(size_factor.any())
+        # Without terms, the rest is only needed to find the strength.
+        if strength is not None and not has_shapes:
             return
         pooled = shapes.pooled(self.counts)
         freedom = float(self._freedom.sum())
         energy = float(shapes.whole.diagonal().sum())
+        # Each class has one row, or copies of one: the covariance is unknown.
         if freedom < 1.0 or float(pooled.diagonal().sum()) <= 1e-10 * energy:
             return
         common = pooled / freedom
         common.diagonal().add_(_COMMON_RIDGE * float(common.diagonal().mean()))
-        self._lower = _lower_factor(common)
-        self._whitened_means = self._whiten(self.means)
+        self._lower = _lower_factor(common)  # of C_0
         if strength is None:
             self.strength = self._likeliest_strength()
+        self._whitened_means = self._whiten(self.means)
         shrinkage = self._freedom / (self._freedom + self.strength)
-        self._credibility = shrinkage * has_shape
+        self._credibility = shrinkage * size_factor  # g_c
         self.floors = -FLOOR * self._credibility
-        self.has_terms = bool(has_shape.any())
+        self.has_terms = has_shapes
 
     def add(self, P: Tensor, scores: Tensor) -> Tensor:
         """Add shape terms to linear scores.
@@ -492,7 +507,7 @@ class ShapeScores:
         Returns
         -------
         Tensor of shape (n, C)
-            Scores plus shape terms of the `LIKELIEST` classes of each row.
+            Scores plus shape terms. `scores` itself if there are no terms.
         """
         if not self.has_terms or not scores.numel():
             return scores
@@ -505,7 +520,7 @@ class ShapeScores:
         pair_rows = order // likeliest.shape[1]
         deviations = self._whiten(P)[pair_rows] - self._whitened_means[pair_classes]
         classes, lengths = torch.unique_consecutive(pair_classes, return_counts=True)
-        found = [
+        values = [
             term.values(part)
             for term, part in zip(
                 self._class_terms(classes.tolist()),
@@ -514,16 +529,18 @@ class ShapeScores:
             )
         ]
         terms = torch.zeros_like(likeliest, dtype=scores.dtype).flatten()
-        if found:
-            terms[order] = torch.maximum(torch.cat(found), self.floors[pair_classes])
+        if values:
+            terms[order] = torch.maximum(torch.cat(values), self.floors[pair_classes])
         terms = terms.view(likeliest.shape)
+        # All other classes get the lowest term, see LIKELIEST.
         lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
 
     def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
         """Return (matrix (k, k), constant) of the given classes.
 
-        The shape term of a class is ``max(d^T matrix d + constant, floor)``.
+        The shape term of a class is ``max(d^T matrix d + constant, floor)``. There must
+        be terms (`has_terms`).
         """
         whitening = self._whiten(torch.eye(self.shapes.directions).to(self.means))
         return [
@@ -539,7 +556,7 @@ class ShapeScores:
     def _whitened_scatters(
         self, classes: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor, bool]]:
-        """Yield batches of scatters in whitened coordinates.
+        """Yield batches of scatters in whitened coordinates, in any order of classes.
 
         Yields
         ------
@@ -552,12 +569,13 @@ class ShapeScores:
         """
         k = self.shapes.directions
         parts = self.shapes.parts
-        with_factors: dict[int, _Terms] = {}
+        with_factors: dict[int, _Summands] = {}
         with_triangles = []
         for code in classes:
             if parts[code].dim() == 2:
                 mean = self.means[code : code + 1]
                 count = self.counts[code : code + 1]
+                # S_c = F^T F - n_c mean_c mean_c^T
                 with_factors[code] = [(parts[code], 1.0), (mean, -count)]
             else:
                 with_triangles.append(code)
@@ -574,7 +592,14 @@ class ShapeScores:
             yield codes, 0.5 * (white + white.mT), True
 
     def _likeliest_strength(self) -> float:
-        """Return the candidate nu with the largest marginal likelihood."""
+        """Return the candidate nu with the largest marginal likelihood.
+
+        With the prior's ``p = nu + k + 1`` degrees of freedom, the scatters have the
+        log-likelihood, up to a constant,
+
+            sum_c ln Gamma_k((p + m_c) / 2) - ln Gamma_k(p / 2) + p / 2 k ln nu
+                  - (p + m_c) / 2 ln|S_c + nu I|
+        """
         k = self.shapes.directions
         with_scatter = torch.nonzero(self.counts > 1).ravel().tolist()
         strengths = self.counts.new_tensor(_STRENGTHS)[:, None]
@@ -587,7 +612,7 @@ class ShapeScores:
             matrices = scatters if is_full else scatters @ scatters.mT
             # On the CPU: a GPU would decompose the small matrices one by one.
             values = torch.linalg.eigvalsh(matrices.cpu()).clamp_min(0.0).to(total)
-            n_zeros = k - values.shape[1]
+            n_zeros = k - values.shape[1]  # eigenvalues of B^T B beyond those of B B^T
             log_dets = (strengths[:, :, None] + values).log().sum(
                 dim=2
             ) + n_zeros * strengths.log()
@@ -604,35 +629,41 @@ class ShapeScores:
     def _compute_terms(
         self, codes: list[int], scatters: Tensor, is_full: bool
     ) -> dict[int, _ShapeTerm]:
-        """Compute terms from one batch of :meth:`_whitened_scatters`."""
+        """Compute terms from one batch of :meth:`_whitened_scatters`.
+
+        In ``d^T C_c^-1 d = (m_c + nu) d^T (S_c + nu I)^-1 d``, the last product is the
+        squared length of ``L^-1 d`` with the Cholesky factor L of ``S_c + nu I``. With
+        factors B, L is that of ``nu I + B B^T`` and the product follows from
+        ``L^-1 B d``, by the last formula of the module docstring.
+        """
         k = self.shapes.directions
         nu = self.strength
         half = 0.5 * self._credibility[codes]
         total = self._freedom[codes] + nu
         if is_full:
-            core = scatters.clone()
-            sides = torch.eye(k).to(core).expand_as(core)
+            matrices = scatters.clone()
+            sides = torch.eye(k).to(matrices).expand_as(matrices)
             scale = half * total
             length = half
             sign = -1.0
         else:
-            core = scatters @ scatters.mT
+            matrices = scatters @ scatters.mT
             sides = scatters
             scale = half * total / nu
             length = half - scale
             sign = 1.0
-        core.diagonal(dim1=1, dim2=2).add_(nu)
-        lower = _lower_factor(core)
-        matrices = torch.linalg.solve_triangular(
+        matrices.diagonal(dim1=1, dim2=2).add_(nu)
+        lower = _lower_factor(matrices)
+        roots = torch.linalg.solve_triangular(
             lower, scale.sqrt()[:, None, None] * sides, upper=False
         )
         log_dets = 2.0 * lower.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-        log_dets = log_dets + (k - core.shape[1]) * math.log(nu)
-        constants = (half * (k * total.log() - log_dets)).tolist()
-        lengths = length.tolist()
+        log_dets = log_dets + (k - matrices.shape[1]) * math.log(nu)
+        constants = half * (k * total.log() - log_dets)
+        numbers = zip(length.tolist(), constants.tolist(), strict=True)
         return {
-            code: _ShapeTerm(matrices[index], sign, lengths[index], constants[index])
-            for index, code in enumerate(codes)
+            code: _ShapeTerm(root, sign, *pair)
+            for code, root, pair in zip(codes, roots, numbers, strict=True)
         }
 
 
@@ -640,7 +671,7 @@ class ShapeScores:
 class _ShapeTerm:
     """The term ``sign |root d|^2 + length |d|^2 + constant`` of a class.
 
-    d is the deviation of a row from the class mean, whitened.
+    d is the deviation of a row from the class mean, whitened: C_0 is the identity.
 
     Parameters
     ----------
@@ -687,45 +718,47 @@ def _chunks(codes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _factor_small_sums(
-    contents: Sequence[Tensor | _Terms], k: int
-) -> list[Tensor | _Terms]:
-    """Replace sums of few rows by factors. All other entries stay unchanged."""
-    made = list(contents)
+    moments: Sequence[Tensor | _Summands], k: int
+) -> list[Tensor | _Summands]:
+    """Replace summands of few rows by factors. All other entries stay unchanged."""
+    result = list(moments)
     small = {
-        code: part
-        for code, part in enumerate(made)
-        if isinstance(part, list) and _has_few_rows(part, k)
+        code: entry
+        for code, entry in enumerate(moments)
+        if isinstance(entry, list) and _has_few_rows(entry, k)
     }
     for codes, rows, weights in _padded_batches(small):
         factors = _factor_sums(rows, weights)
         ranks = factors.any(dim=2).sum(dim=1).tolist()
         for code, factor, rank in zip(codes, factors, ranks, strict=True):
-            made[code] = factor[:rank]
-    return made
+            result[code] = factor[:rank]
+    return result
 
 
-def _has_few_rows(terms: _Terms, k: int) -> bool:
+def _has_few_rows(summands: _Summands, k: int) -> bool:
     """Return whether the number of rows bounds the rank of a sum by k / 2.
 
-    Terms with negative weights do not increase the rank.
+    False if there is a triangle. Summands with negative weights do not increase the
+    rank.
     """
-    if any(part.dim() == 1 for part, _ in terms):
+    if any(part.dim() == 1 for part, _ in summands):
         return False
-    if sum(len(part) for part, _ in terms) <= k // 2:
+    if sum(len(part) for part, _ in summands) <= k // 2:
         return True
     positive = [
         len(part)
-        for part, weight in terms
+        for part, weight in summands
         if bool(torch.as_tensor(weight).amax() > 0.0)
     ]
     return sum(positive) <= k // 2
 
 
-def _sum_triangle(terms: _Terms, k: int) -> Tensor:
-    """Return the upper triangle (k (k + 1) / 2,) of a sum of outer products."""
-    upper = torch.triu_indices(k, k, device=terms[0][0].device)
-    total = terms[0][0].new_zeros(k * (k + 1) // 2)
-    for part, weight in terms:
+def _sum_triangle(summands: _Summands, k: int) -> Tensor:
+    """Return the upper triangle (k (k + 1) / 2,) of a weighted sum."""
+    first = summands[0][0]
+    upper = torch.triu_indices(k, k, device=first.device)
+    total = first.new_zeros(k * (k + 1) // 2)
+    for part, weight in summands:
         if part.dim() == 1:
             total += weight * part
         else:
@@ -735,14 +768,14 @@ def _sum_triangle(terms: _Terms, k: int) -> Tensor:
 
 
 def _padded_batches(
-    sums: dict[int, _Terms],
+    sums: dict[int, _Summands],
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield batches of sums of similar numbers of rows.
+    """Yield batches of classes with similar numbers of rows.
 
     Parameters
     ----------
-    sums : dict of int to terms
-        Sums of rows and factors by class.
+    sums : dict of int to summands
+        Rows and factors of each class. There are no triangles.
 
     Yields
     ------
@@ -754,7 +787,7 @@ def _padded_batches(
         Weights of the rows.
     """
     lengths = {
-        code: sum(len(part) for part, _ in terms) for code, terms in sums.items()
+        code: sum(len(part) for part, _ in summands) for code, summands in sums.items()
     }
     for codes in _chunks(sorted(sums, key=lengths.__getitem__)):
         first = sums[codes[0]][0][0]
@@ -773,7 +806,8 @@ def _padded_batches(
 def _factor_sums(rows: Tensor, weights: Tensor) -> Tensor:
     """Return factors F with ``F^T F = X^T diag(w) X``.
 
-    A Cholesky factorisation with pivots, which needs r steps for rank r.
+    A Cholesky factorisation that always eliminates the largest remaining variance. It
+    needs r steps for rank r and never forms a matrix (k, k).
 
     Parameters
     ----------
@@ -793,13 +827,14 @@ def _factor_sums(rows: Tensor, weights: Tensor) -> Tensor:
         If a remaining variance is negative beyond rounding.
     """
     heavy = rows * weights[:, :, None]
-    left = (heavy * rows).sum(dim=1)
+    variances = (heavy * rows).sum(dim=1)  # not yet explained by F
     largest = (heavy * rows).abs().sum(dim=1).amax(dim=1, keepdim=True)
     max_rank = int((weights > 0.0).sum(dim=1).amax())
     factors = rows.new_zeros(len(rows), max_rank, rows.shape[2])
-    for step in range(factors.shape[1]):
-        pivots = left.argmax(dim=1, keepdim=True)
-        values = left.gather(1, pivots)
+    for step in range(max_rank):
+        pivots = variances.argmax(dim=1, keepdim=True)
+        values = variances.gather(1, pivots)
+        # The row of X^T diag(w) X - F^T F that belongs to the pivot.
         columns = pivots[:, None, :].expand(-1, rows.shape[1], 1)
         line = (rows.gather(2, columns).mT @ heavy)[:, 0]
         if step:
@@ -807,13 +842,13 @@ def _factor_sums(rows: Tensor, weights: Tensor) -> Tensor:
             pivot_column = before.gather(2, columns[:, :1].expand(-1, step, 1))
             line = line - (pivot_column.mT @ before)[:, 0]
         line = torch.where(
-            values > _ROUNDING * largest, line / values.clamp_min(1e-300).sqrt(), 0.0
+            values > _ROUNDING * largest, line / values.clamp_min(_TINY).sqrt(), 0.0
         )
         factors[:, step] = line
         # The pivot is eliminated exactly, unless it was only rounding.
-        pivot_left = torch.where(line.any(dim=1, keepdim=True), 0.0, values)
-        left = (left - line.square()).scatter(1, pivots, pivot_left)
-    if bool((left / largest.clamp_min(1e-300) < -1e-6).any()):
+        pivot_rest = torch.where(line.any(dim=1, keepdim=True), 0.0, values)
+        variances = (variances - line.square()).scatter(1, pivots, pivot_rest)
+    if bool((variances / largest.clamp_min(_TINY) < -1e-6).any()):
         raise NumericalError(_NOT_A_SCATTER)
     return factors
 
@@ -843,7 +878,9 @@ def _unpack_triangle(packed: Tensor, k: int) -> Tensor:
 
 
 def _principal_directions(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of ``X^T X``, in ascending order.
+    """Return the leading eigenvalues and eigenvectors of ``X^T X``, ascending.
+
+    The decomposition is exact, except for wide features with many rows.
 
     Parameters
     ----------
@@ -868,8 +905,8 @@ def _principal_directions(centred: Tensor, directions: int) -> tuple[Tensor, Ten
     if width <= _WIDE or n_wanted >= min(centred.shape):
         return symmetric_eigh(centred.T @ centred)
     # Subspace iteration costs about a hundredth of a full decomposition.
-    source = generator(0, "principal directions", width)
-    span = torch.randn(width, n_wanted, generator=source, dtype=torch.float64)
+    stream = generator(0, "principal directions", width)
+    span = torch.randn(width, n_wanted, generator=stream, dtype=torch.float64)
     span = span.to(centred)
     for _ in range(_N_ITERATIONS):
         span = torch.linalg.qr(centred.T @ (centred @ span))[0]

@@ -1,4 +1,4 @@
-"""Factorise symmetric matrices: Cholesky with reported jitter, and eigh."""
+"""Factorise symmetric matrices: Cholesky with reported jitter, and eigenvalues."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _JITTERS = (0.0, 1e1, 1e3, 1e5, 1e7)
 """Jitters to try, in units of machine epsilon times the mean of the diagonal."""
 
 _PANEL_COLUMNS = 256
+"""Columns per panel. A factor of at most this order is one panel."""
 
 _THREADED_FROM = 4096
 """Order from which eigenvalues are computed with several threads.
@@ -32,8 +33,9 @@ class CholeskyFactor:
     Parameters
     ----------
     panels : sequence of Tensor
-        Groups of columns of L, without the zero rows above them. They take half the
-        memory of a square matrix. Panel i has shape (n - i p, p) for p columns.
+        Groups of p columns of L, without the zero rows above them. They take half the
+        memory of a square matrix. Panel i has shape (n - i p, p); the last one may have
+        fewer columns.
     jitter : float
         Added to the diagonal so that the factorisation succeeds. 0 if not needed.
     """
@@ -57,6 +59,7 @@ class CholeskyFactor:
         """Return ``(A + jitter I)^-1 rhs`` for `rhs` of shape (n, m)."""
         # torch.cholesky_solve would copy the factor, which is slower for few columns.
         solved = self.half_solve(rhs)
+        # Backward substitution: the views change `solved` in place.
         for square, below, rows, rest in reversed(self._panel_views(solved)):
             rows.addmm_(below.T, rest, alpha=-1.0)
             torch.linalg.solve_triangular(square.T, rows, upper=True, out=rows)
@@ -65,7 +68,8 @@ class CholeskyFactor:
     def half_solve(self, rhs: Tensor) -> Tensor:
         """Return ``L^-1 rhs`` for `rhs` of shape (n, m).
 
-        The squared norm of a column is its quadratic form in ``(A + jitter I)^-1``.
+        The squared length of a column is ``x^T (A + jitter I)^-1 x`` for the same
+        column x of `rhs`.
         """
         solved = rhs.T.clone(memory_format=torch.contiguous_format).T
         for square, below, rows, rest in self._panel_views(solved):
@@ -79,14 +83,16 @@ class CholeskyFactor:
         Returns
         -------
         list of (square, below, rows, rest)
-            The triangle (p, p) of the panel, the part below it, and the rows of `rhs`
-            for both.
+            Views of the triangle (p, p) of a panel, of the part below it, and of the
+            rows of `rhs` that belong to each of the two.
         """
         views = []
         for panel in self.panels:
-            at = [panel.shape[1]]
+            n_columns = [panel.shape[1]]
             matching = rhs[-len(panel) :]
-            views.append((*panel.tensor_split(at), *matching.tensor_split(at)))
+            views.append(
+                (*panel.tensor_split(n_columns), *matching.tensor_split(n_columns))
+            )
         return views
 
     @cached_property
@@ -136,8 +142,9 @@ def safe_cholesky(
     n = matrix.shape[0]
     mean_diagonal = float(matrix.diagonal().mean()) if n else 0.0
     unit = float(torch.finfo(matrix.dtype).eps) * max(mean_diagonal, abs(shift))
-    for rung in _JITTERS if allow_jitter else _JITTERS[:1]:
-        jitter = rung * unit
+    for factor in _JITTERS if allow_jitter else _JITTERS[:1]:
+        jitter = factor * unit
+        # Column-major, as LAPACK needs it: `work` is factored in place.
         work = matrix.T.clone(memory_format=torch.contiguous_format).T
         work.diagonal().add_(shift + jitter)
         out = (work, work.new_empty((), dtype=torch.int32))
@@ -190,6 +197,7 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     n = matrix.shape[0]
     try:
+        # 0 operations: one thread.
         with threads_for(0.0 if n < _THREADED_FROM else float(n) ** 3):
             return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The paper's recursion: update ``P^-1`` and the weights W by Woodbury steps."""
+"""The paper's recursion: update the inverse and the weights by Woodbury steps."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ BLOCK_ROWS = 512
 class RecursiveState(RidgeStatistics):
     """Dense statistics that also carry ``R = (G + alpha I)^-1`` and ``W = R Q``.
 
-    One step for a batch H, Y with ``K = I + H R H^T`` is
+    G is the Gram matrix and Q the cross product of the statistics. One step for rows H
+    with targets Y and ``K = I + H R H^T`` is
 
         R <- R - (R H^T) K^-1 (R H^T)^T            W <- W + R H^T (Y - H W)
 
     with the new R in the second equation. An update takes about ``6 n L^2`` operations.
-    The weights for the recursion's own `alpha` are always available, which pays for
-    small batches of high rank. Everything else, such as other ridges and merging, uses
-    the statistics.
+    The weights for the recursion's own `alpha` are always available, so the recursion
+    suits small batches of high rank. Everything else, such as other ridges and merging,
+    uses the statistics.
 
     Parameters
     ----------
@@ -69,15 +70,21 @@ class RecursiveState(RidgeStatistics):
 
     @classmethod
     def of(cls, stats: RidgeStatistics, alpha: float) -> Self:
-        """Start a recursion from dense statistics, with ridge `alpha`."""
-        known = {
+        """Start a recursion from dense statistics, with ridge `alpha`.
+
+        Raises
+        ------
+        NumericalError
+            If ``G + alpha I`` is not positive definite.
+        """
+        fields = {
             field.name: getattr(stats, field.name)
             for field in dataclasses.fields(RidgeStatistics)
         }
         factor = safe_cholesky(stats.gram, shift=alpha)
         inverse = torch.cholesky_inverse(factor.lower)
         return cls(
-            **known,
+            **fields,
             inverse=inverse,
             weights=factor.solve(stats.cross),
             alpha=float(alpha),
@@ -88,11 +95,15 @@ class RecursiveState(RidgeStatistics):
         return self.of(super().empty_like(), self.alpha)
 
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
+        """Learn or unlearn batches. `rows` is not needed in the dense form."""
         inverse = self.inverse.clone()
         weights = self.weights
 
         def step_through(batches: Iterable[Batch]) -> Iterator[Batch]:
-            """Update `inverse` and `weights` by each batch, and pass it on."""
+            """Update `inverse` and `weights` by each batch, and pass it on.
+
+            The statistics then learn the same batches in one pass.
+            """
             nonlocal weights
             for H, Y, columns in batches:
                 if columns is not None:
@@ -115,15 +126,15 @@ class RecursiveState(RidgeStatistics):
         return dataclasses.replace(summed, inverse=inverse, weights=weights)
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
-        """Restart the recursion from the sum (or difference) of the statistics."""
+        """Return a recursion of the sum of both statistics, or of the difference."""
         return self.of(super().merge(other, sign), self.alpha)
 
     def faded(self, factor: float) -> Self:
-        """Restart the recursion with all sample weights multiplied by `factor`."""
+        """Return a recursion with all sample weights multiplied by `factor`."""
         return self.of(super().faded(factor), self.alpha)
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Sum, reorder, add and drop target columns."""
+        """Return the recursion with other target columns, see the base class."""
         return dataclasses.replace(
             super().group_targets(groups), weights=sum_columns(self.weights, groups)
         )
@@ -150,7 +161,7 @@ class RecursiveState(RidgeStatistics):
 def _woodbury_step(
     inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign: int
 ) -> Tensor:
-    """Return the weights after one step, and update `inverse` in place.
+    """Update `inverse` in place by one step, and return the new weights.
 
     Parameters
     ----------
@@ -164,6 +175,11 @@ def _woodbury_step(
         Targets.
     sign : {1, -1}
         Whether the rows are learned or unlearned.
+
+    Raises
+    ------
+    NumericalError
+        If rows are unlearned that were not learned.
     """
     RH = inverse @ H.T
     inner = H @ RH

@@ -1,6 +1,8 @@
 """Choose the ridge from the statistics.
 
-**Ridge regression.** With ``G = U diag(d) U^T`` and ``q = U^T Q``, for any ``a > 0``
+**Ridge regression.** Of the statistics, G is the Gram matrix, Q the cross product with
+the targets and n the number of rows. With ``G = U diag(d) U^T`` and ``q = U^T Q``, for
+any ridge ``a > 0``
 
     W(a)      = U diag(1 / (d + a)) q
     df(a)     = sum_i d_i / (d_i + a)                        (trace of the hat matrix)
@@ -15,8 +17,9 @@ perfect. GCV would then prefer the smallest ridge.
 **Discriminant.** The ridge is the larger of two: the minimiser of GCV on the centred
 total scatter, divided by the square root of ten because means are shrunk too, and the
 ridge at which the mean leverage of a row is `MAX_LEVERAGE`. Both follow from one
-factorisation of ``A = S_w + alpha I``. With counts N, means D about the common mean,
-and ``E = A^-1 D``,
+factorisation of ``A = S_w + alpha I`` with the within-class scatter S_w. With T the
+total scatter, N the diagonal matrix of the rows per class, D the class means about the
+common mean, and ``E = A^-1 D``,
 
     T + alpha I           = A + D N D^T
     S                     = (N^-1 + D^T E)^-1
@@ -70,7 +73,10 @@ _STEPS_PER_DECADE = 4
 _HALF_DECADE = _STEPS_PER_DECADE // 2
 _MIN_STEP = -6 * _STEPS_PER_DECADE
 _MAX_STEP = 2 * _STEPS_PER_DECADE
-"""Steps of the grid of ridges, ``energy 10^(step / 4)``."""
+"""Steps of the grid of ridges, ``energy 10^(step / 4)``.
+
+A decade is a factor of ten of the ridge.
+"""
 
 _NEAR_BOUND = 0.65
 """Fraction of MAX_LEVERAGE from which the leverage may soon reach its bound."""
@@ -92,7 +98,7 @@ GCV_REACH = 10.0**0.5
 
 
 def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
-    """Return the GCV score ``n RSS / (n - df)^2`` for each ridge.
+    """Return the GCV score ``n RSS / (n - df)^2`` of ridge regression for each ridge.
 
     Parameters
     ----------
@@ -128,18 +134,20 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     rounding = k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum())
     kept = values > max(rounding, 0.0)
     values = values[kept]
-    along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
-    residual = 0.0
+    # |q_i|^2 / d_i, the energy of the targets along each direction.
+    explained = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
+    residual = 0.0  # RSS(0). With as many directions as rows, the fit is perfect.
     if len(values) < n:
-        residual = max(stats.sq_targets - float(along.sum()), 0.0)
+        residual = max(stats.sq_targets - float(explained.sum()), 0.0)
     # If the rows explain the targets completely, rows beyond the rank are copies and
     # carry no information.
     has_residual = residual > 1e-9 * stats.sq_targets
-    rows = max(n if has_residual else len(values), 1)
+    n_informative = max(n if has_residual else len(values), 1)
     ridges = values.new_tensor(alphas)[:, None]
     shrunk = ridges / (values + ridges)
-    slack = rows - len(values) + shrunk.sum(dim=1)
-    scores = rows * (residual + shrunk.square() @ along) / slack.square()
+    slack = n_informative - len(values) + shrunk.sum(dim=1)  # n - df
+    rss = residual + shrunk.square() @ explained
+    scores = n_informative * rss / slack.square()
     return torch.where(slack > 0.0, scores, torch.inf).tolist()
 
 
@@ -175,9 +183,10 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     Returns
     -------
     alpha : float
-        Ridge for a classifier, at most the minimiser.
+        Ridge for a classifier: the smallest one whose score is within `GCV_SLACK` of
+        the minimum, at most `GCV_REACH` below the minimiser.
     minimiser : float
-        Ridge with the smallest score.
+        Ridge with the smallest score, searched from large to small ridges.
 
     Examples
     --------
@@ -193,6 +202,7 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     """
     grid = alpha_grid(energy)
     scores = gcv_scores(stats, grid)
+    # The minimiser, from large to small ridges, until GCV rises.
     best = len(grid) - 1
     for index in range(len(grid) - 2, -1, -1):
         if scores[index] < scores[best]:
@@ -201,6 +211,7 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
             break
     smallest_alpha = grid[best] / GCV_REACH * (1.0 - 1e-9)
     largest_score = (1.0 + GCV_SLACK) * scores[best]
+    # From the minimiser on, ridges get smaller while their scores are as good.
     chosen = best
     while (
         chosen > 0
@@ -217,26 +228,28 @@ def choose_ridge(
     start: int | None = None,
     known: SolvedScatter | None = None,
 ) -> tuple[float, int]:
-    """Choose the ridge of ``A = S_w + alpha I``.
+    """Choose the ridge of ``A = S_w + alpha I`` for a discriminant.
 
     Parameters
     ----------
     geometry : ClassGeometry
         Means and scatter.
     energy : float
-        Mean energy of a centred row, which sets the grid.
+        Mean energy of a centred row, which sets the grid. It is also the ridge if the
+        scatter is unknown.
     start : int, optional
-        Step returned by an earlier search.
+        Step returned by an earlier search, on fewer rows. The search begins there.
     known : SolvedScatter, optional
-        Current solution, at the ridge chosen then. The ridge is kept if it is within a
-        quarter of a decade of the best one.
+        Current solution, with the ridge that the earlier search chose. This ridge is
+        kept if it is still within a quarter of a decade of the best one. Ignored
+        without `start`.
 
     Returns
     -------
     alpha : float
         The ridge.
     step : int
-        Its step on the grid, in quarters of a decade.
+        Its step on the grid, in quarters of a decade. 0 is the ridge `energy`.
 
     Examples
     --------
@@ -258,9 +271,8 @@ def choose_ridge(
     if search.freedom < 1.0 or within <= 1e-10 * total:
         # Each class has one row, or copies of one: the scatter is unknown.
         return search.energy, 0
-    if start is None:
-        best = search.minimum(0)
-    else:
+    best = None
+    if start is not None:
         if (
             known is not None
             and search.move_grid(start, known)
@@ -271,13 +283,18 @@ def choose_ridge(
         if bound_step is not None:
             return search.alpha(bound_step), bound_step
         # The earlier search found its minimum half a decade above its ridge.
-        best = search.minimum(start + _HALF_DECADE, is_near=True)
+        start += _HALF_DECADE
+        best = search.minimum_nearby(start)
+    if best is None:
+        best = search.minimum_by_decades(start or 0)
     step = search.within_leverage(max(best - _HALF_DECADE, _MIN_STEP))
     return search.alpha(step), step
 
 
 class _RidgeSearch:
-    """Search for a ridge on a grid. Every ridge is evaluated at most once.
+    """Search for the ridge of a discriminant. Every ridge is evaluated at most once.
+
+    Ridges are given by their steps on the grid of :meth:`alpha`.
 
     Parameters
     ----------
@@ -291,7 +308,7 @@ class _RidgeSearch:
     rows : float
         Number of rows n, or the sum of their weights.
     counts : Tensor of shape (C,)
-        N, rows per class, without empty classes.
+        Diagonal of N: rows per class. Classes without rows are left out.
     freedom : float
         Degrees of freedom of the scatter, ``n - C``.
     means : Tensor of shape (k, C)
@@ -328,13 +345,15 @@ class _RidgeSearch:
             self.order = float(len(means))
         else:
             self.order = float(self.signs.square().sum()) / PROBES
+        # Mean leverage and GCV score by step, as far as evaluated.
         self._scores: dict[int, tuple[float, float]] = {}
+        # S_w in single precision, if that is used.
         self._single: Tensor | None = None
         if len(means) > SINGLE_PRECISION_ABOVE and not self.is_exact:
             self._single = geometry.scatter.to(torch.float32)
 
     def _centred(self, columns: Tensor) -> Tensor:
-        """Subtract the mean of all rows from columns (k, C), without empty classes."""
+        """Subtract the mean over all rows from class columns; drop empty classes."""
         counts = self.geometry.counts
         mean = columns @ counts / max(self.rows, 1.0)
         return columns[:, counts > 0] - mean[:, None]
@@ -347,16 +366,17 @@ class _RidgeSearch:
 
     def leverage(self, step: int) -> float:
         """Return the mean leverage at a step. It falls as the ridge grows."""
-        return self.judge(step)[0]
+        return self.evaluate(step)[0]
 
     def gcv(self, step: int) -> float:
         """Return the GCV score at a step."""
-        return self.judge(step)[1]
+        return self.evaluate(step)[1]
 
     def move_grid(self, step: int, known: SolvedScatter) -> bool:
         """Move the grid so that `step` is the ridge of a solution, if it is close.
 
-        The solution then provides the score of this step without a factorisation.
+        The solution then gives the scores of this step without a factorisation. Must be
+        called before any ridge is evaluated.
 
         Returns
         -------
@@ -367,7 +387,7 @@ class _RidgeSearch:
         if not 0.9 < energy / self.energy < 1.1:
             return False
         self.energy = energy
-        self._scores[step] = self._evaluate(known.alpha, known)
+        self._scores[step] = self._leverage_and_gcv(known.alpha, known)
         return True
 
     def is_near_best(self, step: int) -> bool:
@@ -380,7 +400,9 @@ class _RidgeSearch:
             leverage > _NEAR_BOUND * MAX_LEVERAGE
             and self.leverage(below) > MAX_LEVERAGE
         ):
+            # The bound excludes smaller ridges. Would GCV prefer them?
             return self.gcv(below) < self.gcv(step)
+        # The best step is half a decade below the minimum of GCV.
         above = step + _HALF_DECADE
         return self.gcv(above) <= min(
             self.gcv(step), self.gcv(step + _STEPS_PER_DECADE)
@@ -389,8 +411,8 @@ class _RidgeSearch:
     def step_at_bound(self, start: int) -> int | None:
         """Return the smallest step within the leverage bound, if the bound decides.
 
-        Returns None unless the bound lies less than a decade below `start` and GCV
-        still falls there.
+        It decides if it lies less than a decade below `start` and GCV still falls
+        there. Otherwise returns None.
         """
         if self.leverage(start) < _NEAR_BOUND * MAX_LEVERAGE:
             return None
@@ -403,26 +425,11 @@ class _RidgeSearch:
                 return step
         return None
 
-    def minimum(self, start: int, *, is_near: bool = False) -> int:
-        """Return the step with the smallest GCV, unless the leverage bound decides.
+    def minimum_nearby(self, start: int) -> int | None:
+        """Return a local minimum of GCV within a decade of `start`.
 
-        If the bound decides, the step may be any one near the bound.
-
-        Parameters
-        ----------
-        start : int
-            Where to start.
-        is_near : bool, default=False
-            The minimum is expected near `start`: look there first.
+        None if there is none, or if the leverage bound or the end of the grid is near.
         """
-        if is_near:
-            found = self._minimum_nearby(start)
-            if found is not None:
-                return found
-        return self._minimum_by_decades(start)
-
-    def _minimum_nearby(self, start: int) -> int | None:
-        """Look for a minimum within half a decade of `start`."""
         step = _HALF_DECADE * round(start / _HALF_DECADE)
         for _ in range(2):
             below = step - _HALF_DECADE
@@ -434,10 +441,12 @@ class _RidgeSearch:
             step = above if self.gcv(above) < self.gcv(below) else below
         return None
 
-    def _minimum_by_decades(self, start: int) -> int:
-        """Descend in whole decades, then refine by half a decade and a parabola.
+    def minimum_by_decades(self, start: int) -> int:
+        """Return the step with the smallest GCV, unless the leverage bound decides.
 
-        The decades are always the same, so that the result hardly depends on `start`.
+        If the bound decides, the step may be any one near the bound. Descends in whole
+        decades, then refines by half a decade and a parabola. The decades are always
+        the same, so that the result hardly depends on `start`.
         """
         step = _STEPS_PER_DECADE * round(start / _STEPS_PER_DECADE)
         step = min(max(step, _MIN_STEP), _MAX_STEP)
@@ -467,9 +476,10 @@ class _RidgeSearch:
 
     def within_leverage(self, step: int) -> int:
         """Return `step`, or the first larger step within the leverage bound."""
+        # A smaller ridge within the bound answers without another evaluation.
         if any(
-            judged <= step and leverage <= MAX_LEVERAGE
-            for judged, (leverage, _) in self._scores.items()
+            known <= step and leverage <= MAX_LEVERAGE
+            for known, (leverage, _) in self._scores.items()
         ):
             return step
         below = step
@@ -486,18 +496,20 @@ class _RidgeSearch:
 
     # -- one ridge ---------------------------------------------------------------------
 
-    def judge(self, step: int) -> tuple[float, float]:
-        """Return mean leverage and GCV score at a step."""
+    def evaluate(self, step: int) -> tuple[float, float]:
+        """Return mean leverage and GCV score at a step, computed on first use."""
         if step not in self._scores:
-            self._scores[step] = self._evaluate(self.alpha(step))
+            self._scores[step] = self._leverage_and_gcv(self.alpha(step))
         return self._scores[step]
 
-    def _evaluate(
+    def _leverage_and_gcv(
         self, alpha: float, known: SolvedScatter | None = None
     ) -> tuple[float, float]:
         """Return mean leverage and GCV score of a ridge.
 
-        GCV is that of centred ridge regression on one-hot targets.
+        The leverage is that of rows about their class means, between 0 and 1. GCV is
+        that of centred ridge regression on one-hot targets. It is infinite if the fit
+        is perfect up to rounding.
 
         Parameters
         ----------
@@ -506,6 +518,7 @@ class _RidgeSearch:
         known : SolvedScatter or None
             Solution for this ridge, if available.
         """
+        # Then factoring T + alpha I is cheaper than C x C matrices.
         use_total = 2 * len(self.counts) > self.width
         if known is None:
             means = self.means[:, :0] if use_total else self.means
@@ -520,7 +533,7 @@ class _RidgeSearch:
         targets = float(self.counts.sum())
         targets -= float(self.counts.square().sum()) / self.rows
         rss = targets - explained
-        slack = self.rows - 1.0 - (self.order - alpha * total_trace)
+        slack = self.rows - 1.0 - (self.order - alpha * total_trace)  # n - 1 - df
         # Nearly perfect fits leave only rounding errors.
         score = math.inf
         if rss > 1e-10 * targets and slack > 1e-8 * self.rows:
@@ -561,10 +574,7 @@ class _RidgeSearch:
         return explained, trace - float(s_squares.diagonal().sum())
 
     def _regress_on_total(self, alpha: float) -> tuple[float, float]:
-        """Return the same as :meth:`_regress_on_means`, by factoring ``T + alpha I``.
-
-        Cheaper if there are more classes than half the columns.
-        """
+        """Return the same as :meth:`_regress_on_means`, by factoring T + alpha I."""
         total, cross = self._total
         weights, trace = self._solve(safe_cholesky(total, shift=alpha), cross)
         explained = float((weights * cross).sum())
@@ -581,7 +591,7 @@ class _RidgeSearch:
         return total, cross
 
     def _factor(self, alpha: float) -> CholeskyFactor:
-        """Factor ``S_w + alpha I``, in single precision if possible."""
+        """Factor ``S_w + alpha I``, in single precision for large orders."""
         if self._single is not None:
             factor = safe_cholesky(self._single, shift=alpha)
             if factor.jitter == 0.0:
@@ -589,7 +599,10 @@ class _RidgeSearch:
         return safe_cholesky(self.geometry.scatter, shift=alpha)
 
     def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
-        """Solve for `rhs` (k, m). Return the solution and the trace of the inverse."""
+        """Solve for `rhs` (k, m). Return the solution and the trace of the inverse.
+
+        The random signs are solved together with `rhs`.
+        """
         both = torch.cat([rhs, self.signs], dim=1).to(factor.panels[0].dtype)
         solved, probes = torch.split(
             factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1

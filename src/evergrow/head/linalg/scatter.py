@@ -1,32 +1,34 @@
 """Class means solved against the within-class scatter, and estimates of class means.
 
-**Solution.** With class counts n_c and means ``m_c = Q_c / n_c``, the within-class
-scatter is
+**Solution.** G is the Gram matrix of all rows in k coordinates, and Q_c the sum of the
+n_c rows of class c. With class means ``m_c = Q_c / n_c`` (the columns of M) and a ridge
+alpha, the within-class scatter is
 
     S_w = G - sum_c n_c m_c m_c^T        A = S_w + alpha I
 
 Like all statistics it is a sum over samples, so it can be merged and unlearned exactly.
 Predictions need ``A^-1 M`` and ``tr A^-1``. A row x of weight w (1 by default) of a
-class with count k and mean m changes
+class with n rows and mean m changes
 
-    S_w by  k w / (k + w) (x - m)(x - m)^T        m by  w (x - m) / (k + w)
+    S_w by  n w / (n + w) (x - m)(x - m)^T        m by  w (x - m) / (n + w)
 
-so after a few rows ``A = A_0 + U diag(s) U^T`` with one column and one sign per row.
-With ``P = A_0^-1`` and ``V = P U``,
+so after a few rows ``A = A_0 + U diag(s) U^T`` with one column of U and one sign s per
+row. With ``P = A_0^-1`` and ``V = P U``,
 
     A^-1 = P - V (diag(s) + U^T V)^-1 V^T
 
 Changed means lie in the span of the old means and U, so following a row repeats no
-operation of order k^2 C.
+operation of order k^2 C for C classes.
 
 **Estimated means.** Class means of few rows are noisy. In the metric ``f A^-1`` (f
 degrees of freedom), the mean of n_c rows carries noise of energy
 
     v_c = u / (n_c (1 - l))        u = tr(A^-1 S_w)        l = u / f   (mean leverage)
 
-With centred means D, their Gram matrix ``K = f D^T A^-1 D`` and a prior Gram matrix
-Gamma of the true means, the best linear estimate of the true means is ``D F^T`` with
-``F = Gamma (Gamma + V)^-1``, ``V = diag(v)``, and
+With the class means D about a common centre, their Gram matrix ``K = f D^T A^-1 D``,
+the mean energy t of a true mean, and a prior Gram matrix Gamma of the true means, the
+best linear estimate of the true means is ``D F^T`` with
+``F = Gamma (Gamma + diag(v))^-1``. The scores of a row h are
 
     score_c(h) = (F z)_c - o_c / 2
     z          = f D^T A^-1 (h - centre)
@@ -55,7 +57,7 @@ from evergrow.head.linalg.statistics import RidgeStatistics, sum_columns
 MAX_CORRECTIONS = 192
 """Number of followed rows from which a new factorisation is cheaper."""
 
-SHARED = 0.5
+SHARED_PRIOR_WEIGHT = 0.5
 """Weight of the prior learned from the other means.
 
 Chosen on training rows of four data sets, where 0.25 to 0.65 give similar accuracy. 0
@@ -76,7 +78,8 @@ much as the common covariance predicts. On training rows 0.9 is slightly better 
 (0.1 to 0.25 points) and than 0.8.
 """
 
-_MAX_LEVERAGE = 1.0 - 1e-3
+_LARGEST_LEVERAGE = 1.0 - 1e-3
+"""Bound on the mean leverage l, so that ``u / (1 - l)`` stays finite."""
 
 _SPREAD_ITERATIONS = 20
 
@@ -106,6 +109,8 @@ class ClassGeometry:
     def of(cls, stats: RidgeStatistics, counts: Tensor) -> ClassGeometry:
         """Compute means and scatter from statistics of one-hot targets.
 
+        A class without rows gets a mean of zeros.
+
         Parameters
         ----------
         stats : RidgeStatistics
@@ -130,7 +135,7 @@ class SolvedScatter:
     alpha : float
         The ridge.
     factor : CholeskyFactor
-        Factor of A_0.
+        Factor of A_0, the matrix A when the statistics were solved.
     counts : Tensor of shape (C,)
         Rows per class, or sums of their weights, float64.
     means : Tensor of shape (k, C)
@@ -172,7 +177,7 @@ class SolvedScatter:
 
     @classmethod
     def of(cls, geometry: ClassGeometry, alpha: float) -> SolvedScatter:
-        """Factor ``S_w + alpha I`` and solve for the class means."""
+        """Factor ``S_w + alpha I`` and solve for the class means. No rows followed."""
         factor = safe_cholesky(geometry.scatter, shift=alpha)
         means = geometry.means
         no_columns = means.new_zeros(means.shape[0], 0)
@@ -188,7 +193,7 @@ class SolvedScatter:
         )
 
     def group(self, groups: Sequence[Sequence[int]]) -> SolvedScatter:
-        """Reorder classes and add classes without rows.
+        """Return a copy with classes reordered, and added without rows.
 
         Parameters
         ----------
@@ -206,10 +211,10 @@ class SolvedScatter:
     def follow(
         self, H: Tensor, codes: Tensor, weights: Tensor | None = None, sign: int = 1
     ) -> SolvedScatter:
-        """Update the solution by learned rows, or by unlearned ones with ``sign=-1``.
+        """Return the solution after learned rows, or unlearned ones with ``sign=-1``.
 
         Each row adds a column to U, along which the mean of its class moves. The first
-        row of a new class only sets its mean.
+        row of a new class adds none: it only sets the mean.
 
         Parameters
         ----------
@@ -227,11 +232,59 @@ class SolvedScatter:
         UnlearnError
             If a class would lose its last row.
         """
+        means, counts, columns, steps, first_rows = self._move_means(
+            H, codes, weights, sign
+        )
+        n_columns = len(columns)
+        block = means.new_zeros(means.shape[0], 0)
+        if columns or first_rows:
+            block = torch.stack([*columns, *first_rows.values()], dim=1)
+        solved = self.factor.solve(block)
+        new_solved = solved[:, :n_columns]
+        # P M changes by the solved first rows and along the solved columns.
+        solved_means = self.solved_means.clone()
+        solved_means[:, list(first_rows)] = solved[:, n_columns:]
+        shift = means.new_zeros(n_columns, means.shape[1])
+        for index, (code, step) in enumerate(steps):
+            shift[index, code] = step
+        moved = sorted({code for code, _ in steps})
+        solved_means[:, moved] += new_solved @ shift[:, moved]
+        return replace(
+            self,
+            counts=self.counts.new_tensor(counts),
+            means=means,
+            solved_means=solved_means,
+            columns=torch.cat([self.columns, block[:, :n_columns]], dim=1),
+            solved_columns=torch.cat([self.solved_columns, new_solved], dim=1),
+            signs=torch.cat([self.signs, self.signs.new_full((n_columns,), sign)]),
+        )
+
+    def _move_means(
+        self, H: Tensor, codes: Tensor, weights: Tensor | None, sign: int
+    ) -> tuple[
+        Tensor, list[float], list[Tensor], list[tuple[int, float]], dict[int, Tensor]
+    ]:
+        """Move the class means by rows, one after the other. See :meth:`follow`.
+
+        Returns
+        -------
+        means : Tensor of shape (k, C)
+            The moved means.
+        counts : list of float
+            Rows per class afterwards.
+        columns : list of Tensor of shape (k,)
+            New columns of U.
+        steps : list of (int, float)
+            For each column the class of its row, and how far the mean of this class
+            moves along the column.
+        first_rows : dict of int to Tensor of shape (k,)
+            First rows of classes that had none, by class.
+        """
         means = self.means.clone()
         counts = self.counts.tolist()
         row_weights = [1.0] * len(H) if weights is None else weights.tolist()
         columns = []
-        mean_steps = []  # class, and how far its mean moves along the column
+        steps = []
         first_rows = {}
         for row, code, w in zip(H, codes.tolist(), row_weights, strict=True):
             before = counts[code]
@@ -248,31 +301,9 @@ class SolvedScatter:
                 )
             deviation = row - means[:, code]
             columns.append((before * w / after) ** 0.5 * deviation)
-            mean_steps.append((code, sign * w**0.5 / (before * after) ** 0.5))
+            steps.append((code, sign * w**0.5 / (before * after) ** 0.5))
             means[:, code] += sign * w * deviation / after
-        n_columns = len(columns)
-        block = means.new_zeros(means.shape[0], 0)
-        if columns or first_rows:
-            block = torch.stack([*columns, *first_rows.values()], dim=1)
-        solved = self.factor.solve(block)
-        new_solved = solved[:, :n_columns]
-        solved_means = self.solved_means.clone()
-        solved_means[:, list(first_rows)] = solved[:, n_columns:]
-        if mean_steps:
-            shift = means.new_zeros(n_columns, means.shape[1])
-            for index, (code, step) in enumerate(mean_steps):
-                shift[index, code] = step
-            moved = sorted({code for code, _ in mean_steps})
-            solved_means[:, moved] += new_solved @ shift[:, moved]
-        return replace(
-            self,
-            counts=self.counts.new_tensor(counts),
-            means=means,
-            solved_means=solved_means,
-            columns=torch.cat([self.columns, block[:, :n_columns]], dim=1),
-            solved_columns=torch.cat([self.solved_columns, new_solved], dim=1),
-            signs=torch.cat([self.signs, self.signs.new_full((n_columns,), sign)]),
-        )
+        return means, counts, columns, steps, first_rows
 
     def without_classes(
         self, H: Tensor, codes: Tensor, weights: Tensor | None = None
@@ -313,7 +344,7 @@ class SolvedScatter:
         return solved
 
     def matrix(self) -> Tensor:
-        """Return A of shape (k, k)."""
+        """Return A (k, k) as a new tensor."""
         found = (self.columns * self.signs) @ self.columns.T
         for panel in self.factor.panels:
             found[-len(panel) :, -len(panel) :].addmm_(panel, panel.T)
@@ -339,7 +370,7 @@ class SolvedScatter:
 
     @property
     def trace_inverse(self) -> float:
-        """``tr A^-1``."""
+        """``tr A^-1``. The part that belongs to A_0 is computed once per factor."""
         across = self.solved_columns.T @ self.solved_columns
         return self.factor.trace_inverse - float(self._correct(across).diagonal().sum())
 
@@ -349,31 +380,35 @@ class SolvedScatter:
         return max(float(self.counts.sum()) - len(self.counts), 1.0)
 
     def noise_energy(self, *, inside: bool = False) -> float:
-        """Return the expected energy of a row about its class mean, ``u / (1 - l)``.
+        """Return ``u / (1 - l)``, the expected energy of a row about its class mean.
+
+        This is the energy of a new row, which was not learned.
 
         Parameters
         ----------
         inside : bool, default=False
-            Return the energy u of a learned row, instead of the energy of a new row.
+            Return the energy u of a learned row instead.
 
         Returns
         -------
         float
             0 if the rows give no estimate: each class has one row, or copies of one.
         """
-        order = self.means.shape[0]
+        k = self.means.shape[0]
         freedom = float(self.counts.sum()) - len(self.counts)
-        within = order - (self.alpha + self.factor.jitter) * self.trace_inverse
+        # u = tr(A^-1 (A - alpha I))
+        within = k - (self.alpha + self.factor.jitter) * self.trace_inverse
         if freedom < 1.0 or within <= 1e-8:
             return 0.0
         if inside:
             return within
-        return within / (1.0 - min(within / freedom, _MAX_LEVERAGE))
+        return within / (1.0 - min(within / freedom, _LARGEST_LEVERAGE))
 
     def estimate_means(self) -> MeanEstimates:
-        """Return scores from estimated class means.
+        """Return the linear scores from estimated class means.
 
-        The means are used unchanged if the rows give no estimate of the noise.
+        The means are used unchanged if the rows give no estimate of the noise. Every
+        class must have rows.
         """
         return MeanEstimates.of(
             self.means,
@@ -397,7 +432,8 @@ class MeanEstimates:
     offset : Tensor of shape (C,)
         Offsets.
     spread : float
-        t, the expected energy of a true mean about their common centre.
+        t, the mean energy of a true mean about the common centre. 0 if the noise is
+        unknown.
     """
 
     weights: Tensor
@@ -409,6 +445,9 @@ class MeanEstimates:
         cls, means: Tensor, solved: Tensor, noise: Tensor, freedom: float
     ) -> MeanEstimates:
         """Compute the scores ``(F z)_c - o_c / 2`` of the module docstring.
+
+        Up to `MAX_SHARED_CLASSES` classes use both priors, more classes only the
+        second. Without noise, F is the identity.
 
         Parameters
         ----------
@@ -448,12 +487,13 @@ class MeanEstimates:
             spread = mean_spread(energies, noise)
         weights = freedom * (solved - (solved @ centre)[:, None])
         if is_noisy and classes > MAX_SHARED_CLASSES:
-            kept = spread / (spread + noise)
+            kept = spread / (spread + noise)  # F = diag(r)
             weights = weights * kept
             energies = kept.square() * (
                 energies - noise - (1.0 - ETA) * (energies - noise - spread)
             )
         elif is_noisy:
+            # K, from the products of means that are not centred.
             gram = freedom * (means.T @ solved)
             gram = 0.5 * (gram + gram.T) - across[:, None] - across[None, :] + within
             mixing, energies = _shrinkage(gram, noise, spread)
@@ -491,7 +531,7 @@ def _centred_energies(
 
 
 def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tensor]:
-    """Return ``F = Gamma (Gamma + V)^-1`` (C, C) and the energies o_c (C,).
+    """Return ``F = Gamma (Gamma + diag(v))^-1`` (C, C) and the energies o_c (C,).
 
     Parameters
     ----------
@@ -505,11 +545,13 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
     root = noise.sqrt()
     values, vectors = symmetric_eigh(gram / root[:, None] / root[None, :])
     directions = root[:, None] * vectors
-    prior = SHARED * (directions * (values - 1.0).clamp_min(0.0)) @ directions.T
-    prior.diagonal().add_((1.0 - SHARED) * spread)
+    # In units of the noise, eigenvalues of K below 1 are noise alone.
+    signal = (values - 1.0).clamp_min(0.0)
+    prior = SHARED_PRIOR_WEIGHT * (directions * signal) @ directions.T
+    prior.diagonal().add_((1.0 - SHARED_PRIOR_WEIGHT) * spread)
     total = prior.clone()
     total.diagonal().add_(noise)
-    mixing = torch.linalg.solve(total, prior).T  # Gamma and V are symmetric
+    mixing = torch.linalg.solve(total, prior).T  # Gamma is symmetric
     energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
     kept = (spread / (spread + noise)).square()
     energies = energies - (1.0 - ETA) * kept * (gram.diagonal() - noise - spread)
@@ -519,7 +561,7 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
 def mean_spread(energies: Tensor, noise: Tensor) -> float:
     """Return t, the weighted mean of ``K_cc - v_c`` with weights ``(t + v_c)^-2``.
 
-    Solved by fixed-point iteration. Noisy classes count less.
+    Solved by fixed-point iteration. Noisy classes count less. The result is positive.
 
     Parameters
     ----------

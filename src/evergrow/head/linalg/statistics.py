@@ -47,15 +47,16 @@ ridge (condition number about 1e9), which float32 cannot represent.
 """
 
 LARGEST = 1e150
-"""Largest feature. Sums of squares of larger ones overflow.
+"""Largest feature. Squares of larger ones overflow in sums.
 
-Likewise, squares of features below its inverse underflow.
+Squares of features below ``1 / LARGEST`` underflow.
 """
 
 LARGEST_WEIGHT = 1e100
 """Upper bound of class weights in a file, far above any that data can produce."""
 
 _LARGEST_SUM = 1e305
+"""Bound on sums of a Gram matrix from a file, so that they do not overflow."""
 
 DENSE_BELOW = 1024
 """Largest width for which ``solver="auto"`` starts dense."""
@@ -74,7 +75,16 @@ BUDGET_SHARE = 1.0 / 16.0
 """Fraction of the remaining error budget that one step may use."""
 
 PART_SHARE = 5
-"""Shards of a dense whole are compact up to rank ``L / 5``, a quarter of the bytes."""
+"""A shard whose total will be dense stays compact up to rank ``L / PART_SHARE``.
+
+At this rank it takes a quarter of the bytes of the dense form.
+"""
+
+_MAX_COMPACT_COST = 0.8
+"""Largest cost of the compact form, as a fraction of that of the dense form."""
+
+_MAX_COMPACT_RANK = 0.7
+"""Largest rank of the compact form, as a fraction of the width."""
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """Rows (n, L), targets (n, c), and the indices (c,) of these target columns.
@@ -133,14 +143,15 @@ class RidgeStatistics:
     floor : float, default=0.0
         Smallest ridge that will be used. It sets the error budget of the compact form.
     left : float, default=0.0
-        Remaining error budget: energy (squared spectral norm) that may be dropped.
+        Remaining error budget: energy (squared spectral norm) that may still be
+        dropped.
     dropped : float, default=0.0
         Energy dropped so far, including by merged statistics.
     growth : float, default=0.0
         New directions per row of the statistics passed to :meth:`empty_like`.
     rank_limit : int, default=0
-        Largest rank at which a shard stays compact (:meth:`with_expected_rows`). 0 if
-        these statistics are no shard.
+        Largest rank at which a shard stays compact (:meth:`with_expected_rows`). 0
+        means no limit.
 
     Examples
     --------
@@ -215,7 +226,7 @@ class RidgeStatistics:
     def empty_like(self) -> RidgeStatistics:
         """Return empty statistics of the same shape and settings.
 
-        They record how fast the rank grew.
+        Their `growth` is the rank per row of these statistics.
         """
         empty = self.create(
             self.n_features,
@@ -230,14 +241,13 @@ class RidgeStatistics:
         return dataclasses.replace(empty, growth=growth, rank_limit=self.rank_limit)
 
     def with_expected_rows(self, rows: int) -> Self:
-        """Return a shard of statistics that will have `rows` rows in total.
+        """Return a copy that will learn one shard of a total of `rows` rows.
 
         A shard is sent and added up, but not solved. If the total will be dense, the
         shard is compact only while that takes fewer bytes.
         """
-        whole = dataclasses.replace(self, count=rows, rank_limit=0)
         rank_limit = self.n_features // PART_SHARE
-        if whole.stays_compact(self.growth * rows):
+        if self._is_compact_cheaper(self.growth * rows, rows):
             rank_limit = 0
         return dataclasses.replace(self, rank_limit=rank_limit)
 
@@ -263,11 +273,17 @@ class RidgeStatistics:
         return self.cross.device
 
     def error_bound(self, alpha: float) -> float:
-        """Bound the relative change of the dual coefficients, ``dropped / alpha``."""
+        """Return ``dropped / alpha``, a bound on the error of the dual coefficients.
+
+        The error is relative. It is 0 for statistics that were never compact.
+        """
         return self.dropped / alpha
 
     def faded(self, factor: float) -> Self:
-        """Multiply the weight of every row learned so far by `factor`."""
+        """Return a copy with the weight of every row learned so far times `factor`.
+
+        The number of rows stays as it is.
+        """
         return dataclasses.replace(
             self,
             gram=factor * self.gram,
@@ -276,7 +292,13 @@ class RidgeStatistics:
         )
 
     def solve(self, alpha: float) -> Readout:
-        """Return ``W = (G + alpha I)^-1 Q``, by a Cholesky factorisation."""
+        """Return ``W = (G + alpha I)^-1 Q``, by a Cholesky factorisation.
+
+        Raises
+        ------
+        NumericalError
+            If ``G + alpha I`` is not positive definite. See :func:`safe_cholesky`.
+        """
         factor = safe_cholesky(self.gram, shift=alpha)
         # Row-major, as in a file. Column-major weights would give products that differ
         # in the last digit.
@@ -327,7 +349,7 @@ class RidgeStatistics:
         )
 
     def part(self, columns: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the statistics of some columns.
+        """Return the statistics of some columns of the rows, in a basis V.
 
         Parameters
         ----------
@@ -350,7 +372,7 @@ class RidgeStatistics:
     # -- learning ----------------------------------------------------------------------
 
     def update(self, H: Tensor, Y: Tensor) -> Self:
-        """Learn rows H (n, L) with targets Y (n, C)."""
+        """Learn rows H (n, L) with targets Y (n, C). Return the new statistics."""
         return self.accumulate([(H, Y)])
 
     def accumulate(
@@ -359,22 +381,28 @@ class RidgeStatistics:
         sign: int = 1,
         rows: int = 0,
     ) -> Self:
-        """Learn several batches in one step, or unlearn them.
+        """Learn several batches, or unlearn them. Return the new statistics.
 
         Parameters
         ----------
         batches : iterable of Batch
-            Batches. The target columns may be omitted.
+            Batches. The third entry of a batch may be left out.
         sign : {1, -1}
             -1 unlearns the batches.
         rows : int, default=0
-            Total number of rows in the batches, if known.
+            Total number of rows in the batches, if known. The choice between compact
+            and dense extrapolates the rank to them.
+
+        Raises
+        ------
+        InputError
+            If features are too large or too small. See :func:`check_size`.
         """
         checked = (self._checked(*batch) for batch in batches)
         return self._accumulate(checked, sign, rows)
 
     def _checked(self, H: Tensor, Y: Tensor, columns: Tensor | None = None) -> Batch:
-        """Check the size of the numbers, and move a batch to device and dtype."""
+        """Return a batch in the dtype and on the device of the sums, if sizes allow."""
         check_size("H", H)
         return (
             H.to(self.device, ACCUMULATION_DTYPE),
@@ -383,7 +411,7 @@ class RidgeStatistics:
         )
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Sum, reorder, add and drop target columns.
+        """Return the statistics with target columns summed, reordered, added, dropped.
 
         Callers that drop a column must set `count` and `sq_targets` themselves.
 
@@ -394,28 +422,27 @@ class RidgeStatistics:
         """
         return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
-    def stays_compact(self, rank: float) -> bool:
+    def _stays_compact(self, rank: float, n_rows: int) -> bool:
+        """Return whether the compact form is cheaper and within `rank_limit`."""
+        is_within_limit = not 0 < self.rank_limit < rank
+        return is_within_limit and self._is_compact_cheaper(rank, n_rows)
+
+    def _is_compact_cheaper(self, rank: float, n_rows: int) -> bool:
         """Return whether the compact form of this rank is cheaper than the dense form.
 
-        Compares the operations of learning all rows and solving once.
+        Compares the operations of learning `n_rows` rows and solving once.
         """
         L = self.n_features
         C = self.n_targets
-        n = self.count
-        compact = 6.0 * n * L * rank + rank**3 + 2.0 * L * rank * C
-        dense = 2.0 * n * L * L + L**3 / 3.0 + 2.0 * L * L * C
-        is_within_limit = not 0 < self.rank_limit < rank
-        return compact <= 0.8 * dense and rank < 0.7 * L and is_within_limit
+        compact = 6.0 * n_rows * L * rank + rank**3 + 2.0 * L * rank * C
+        dense = 2.0 * n_rows * L * L + L**3 / 3.0 + 2.0 * L * L * C
+        return compact <= _MAX_COMPACT_COST * dense and rank < _MAX_COMPACT_RANK * L
 
     def _dense_if_cheaper(self) -> Self:
         """Return the dense form if that is allowed and cheaper."""
-        if (
-            self.solver != "auto"
-            or self.basis is None
-            or self.stays_compact(self.order)
-        ):
-            return self
-        return self._dense()
+        if self.solver == "auto" and not self._stays_compact(self.order, self.count):
+            return self._dense()
+        return self
 
     def _dense(self) -> Self:
         """Return the same statistics in the dense form."""
@@ -429,8 +456,9 @@ class RidgeStatistics:
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         """Learn batches, in the compact form as long as that is cheaper.
 
-        The decision looks ahead: it extrapolates the rank to all `rows`, because the
-        compact form is most expensive while its rank grows.
+        The decision looks ahead, because the compact form is most expensive while its
+        rank grows: from the second block on, in a shard from the first, the rank is
+        extrapolated to all `rows`.
         """
         blocks = (
             (*block, columns)
@@ -446,12 +474,13 @@ class RidgeStatistics:
             if block is None:
                 return state
             n_rows = len(block[0])
-            coming = 0
+            n_coming = 0
             if growth:
-                coming = max(self.count + rows - state.count, n_rows)
-            expected = dataclasses.replace(state, count=state.count + coming)
-            rank = state.order + growth * coming
-            if state.solver == "auto" and not expected.stays_compact(rank):
+                n_coming = max(self.count + rows - state.count, n_rows)
+            rank = state.order + growth * n_coming
+            if state.solver == "auto" and not state._stays_compact(
+                rank, state.count + n_coming
+            ):
                 remaining = itertools.chain([block], blocks)
                 return state._dense()._accumulate_dense(remaining, sign)
             before = state.order
@@ -460,6 +489,7 @@ class RidgeStatistics:
         return state._accumulate_dense(blocks, sign)
 
     def _accumulate_dense(self, batches: Iterable[Batch], sign: int) -> Self:
+        """Learn or unlearn batches in the dense form, with one copy of the matrices."""
         gram = self.gram
         cross = self.cross.clone()
         count = 0
@@ -483,6 +513,7 @@ class RidgeStatistics:
     def _accumulate_compact(
         self, H: Tensor, Y: Tensor, columns: Tensor | None, sign: int
     ) -> Self:
+        """Learn one block. Learned rows extend the basis, unlearned ones do not."""
         basis = self.basis
         gram = self.gram
         cross = self.cross.clone()
@@ -509,8 +540,9 @@ class RidgeStatistics:
         )
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
-        """Add the statistics of `other`, or subtract them with ``sign=-1``.
+        """Return the sum of both statistics, or the difference with ``sign=-1``.
 
+        The form is that of these statistics, or the cheaper one with ``solver="auto"``.
         Two states a and b that continued from copies of one base are joined by
         ``a.merge(b).merge(base, sign=-1)``, which counts the base once.
 
@@ -523,6 +555,7 @@ class RidgeStatistics:
         """
         count = self.count + sign * other.count
         sq_targets = self.sq_targets + sign * other.sq_targets
+        # A subtraction does not bring dropped energy back.
         dropped = self.dropped + max(sign, 0) * other.dropped
         if self.basis is None or (other.basis is None and self.solver == "auto"):
             own = self._dense()
@@ -535,6 +568,7 @@ class RidgeStatistics:
                 sq_targets=sq_targets,
                 dropped=dropped,
             )
+        # Pseudo-rows bring the Gram matrix, then the cross products are added.
         merged = self
         rows = _pseudo_rows(other).to(self.device)
         for part in torch.split(rows, BLOCK_ROWS):
@@ -595,7 +629,7 @@ def _pseudo_rows(stats: RidgeStatistics) -> Tensor:
 def _extend_basis(
     basis: Tensor, H: Tensor, rows: Tensor, allowance: float
 ) -> tuple[Tensor | None, float]:
-    """Find new basis columns for H, so that ``|R R^T| <= allowance``.
+    """Find new basis columns for H, so that the rest R has ``|R R^T| <= allowance``.
 
     Parameters
     ----------
@@ -604,7 +638,7 @@ def _extend_basis(
     H : Tensor of shape (n, L)
         Rows to be represented.
     rows : Tensor of shape (n, k)
-        ``C = H V``.
+        ``C = H V``, the rows in the basis so far.
     allowance : float
         Energy that may be dropped.
 
@@ -613,7 +647,7 @@ def _extend_basis(
     extension : Tensor of shape (L, m) or None
         New columns. None if none are needed.
     lost : float
-        Bound on the dropped energy.
+        Bound on the dropped energy ``|R R^T|``.
     """
     n_features = basis.shape[0]
     if basis.shape[1] >= n_features:
@@ -626,14 +660,15 @@ def _extend_basis(
         return None, outside + rounding  # the trace of R R^T bounds its norm
     # R R^T = H H^T - C C^T can be computed without R, if rounding permits.
     if rounding <= 0.1 * allowance:
-        gap = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
-        values, vectors = symmetric_eigh(gap)
+        remainder_gram = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
     else:
         remainder = H - rows @ basis.T
         # A second pass is needed if the remainder is tiny (Kahan, Parlett).
         remainder -= (remainder @ basis) @ basis.T
-        values, vectors = symmetric_eigh(remainder @ remainder.T)
+        remainder_gram = remainder @ remainder.T
         rounding = 0.0
+    values, vectors = symmetric_eigh(remainder_gram)
+    # Eigenvectors of R R^T give new columns, unless their energy may be dropped.
     keep = values > max(allowance, eps * float(values[-1]), eps * float(energy.max()))
     lost = 0.0
     if bool((~keep).any()):
@@ -642,6 +677,7 @@ def _extend_basis(
         return None, lost
     kept = vectors[:, keep]
     directions = H.T @ kept - basis @ (rows.T @ kept)
+    # The second pass removes rounding left by the first one.
     for _ in range(2):
         directions /= torch.linalg.vector_norm(directions, dim=0)
         directions -= basis @ (basis.T @ directions)

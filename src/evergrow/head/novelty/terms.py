@@ -45,6 +45,13 @@ _CHUNK_ROWS = 256  # rows of a (k, C) matrix that are multiplied at once
 
 _N_DRAWN = 256  # rows drawn from the statistics
 
+_SHIFT = 1e-8
+"""Added to the diagonal of singular matrices before they are factored, relative to its
+mean."""
+
+_LEAST_REST = 0.05
+"""Smallest energy outside the span of the class means, relative to all of it."""
+
 _REST_SPREAD = 0.3
 """Standard deviation of the rest of known rows, relative to its expectation. Used if no
 row was ever held out."""
@@ -69,7 +76,7 @@ class NoveltyTerms:
     total : CholeskyFactor
         Factor of ``K + f N^-1``, or of ``A + B`` if there are more classes than
         coordinates.
-    expected : float
+    expected_energy : float
         Expected energy of a new row of a known class.
 
     Examples
@@ -99,7 +106,7 @@ class NoveltyTerms:
     energies: Tensor
     span: CholeskyFactor | None
     total: CholeskyFactor
-    expected: float
+    expected_energy: float
 
     @classmethod
     def of(cls, scatter: SolvedScatter, gram: Callable[[], Tensor]) -> NoveltyTerms:
@@ -117,7 +124,8 @@ class NoveltyTerms:
         fractions = counts / counts.sum()
         centre = scatter.means @ fractions
         solved = scatter.solve_means()
-        common = solved @ fractions
+        common = solved @ fractions  # A^-1 m
+        # The diagonal of K, from products of means that are not centred.
         energies = _column_products(scatter.means, solved)
         energies = energies - common @ scatter.means - centre @ solved
         energies = (freedom * (energies + centre @ common)).clamp_min(1e-12)
@@ -128,18 +136,19 @@ class NoveltyTerms:
             metric = 0.5 * (metric + metric.T)
             # The centred means are linearly dependent. A shift this small does not
             # change their span.
-            span = safe_cholesky(metric, shift=1e-8 * float(energies.mean()))
+            span = safe_cholesky(metric, shift=_SHIFT * float(energies.mean()))
             total = safe_cholesky(metric + torch.diag(freedom / counts))
         else:
+            # A + B is the Gram matrix about the mean of all rows, plus the ridge.
             root = float(counts.sum()) ** 0.5 * centre
             total = safe_cholesky(
                 gram() - torch.outer(root, root),
                 shift=scatter.alpha + scatter.factor.jitter,
             )
-        expected = scatter.noise_energy()
-        if expected <= 0.0:
-            expected = 1.0
-        return cls(scatter, centre, solved, energies, span, total, expected)
+        expected_energy = scatter.noise_energy()
+        if expected_energy <= 0.0:  # unknown, for example if each class has one row
+            expected_energy = 1.0
+        return cls(scatter, centre, solved, energies, span, total, expected_energy)
 
     def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
         """Return the terms of rows, and 1 / count of the class nearest to each.
@@ -157,7 +166,7 @@ class NoveltyTerms:
         """
         return self._of_centred(H - self.centre, outside)
 
-    def expected_rows(self) -> Tensor:
+    def draw_terms(self) -> Tensor:
         """Return the terms (256, 6) of rows drawn from the statistics.
 
         These are the terms to expect of known rows before any row was held out. Rows of
@@ -181,19 +190,22 @@ class NoveltyTerms:
         )
         noise = normal.to(lower) @ lower.T
         noise = noise * (1.0 + shrinkage / counts[codes]).sqrt()[:, None]
+        # Rows without noise: the estimated true means of their classes.
         centred = shrinkage[:, None] * (scatter.means[:, codes].T - self.centre)
         if self.span is None:
             return self._of_centred(centred + noise)
         products = self._products(centred) + noise
         inside, explained = self._span_energies(self.span, products)
         inside_energy = float(self.span.half_solve(lower).square().sum())
-        rest = max(self.expected - inside_energy, 0.05 * self.expected)
+        rest = max(
+            self.expected_energy - inside_energy, _LEAST_REST * self.expected_energy
+        )
         normal = torch.randn(_N_DRAWN, generator=source, dtype=torch.float64).to(counts)
         energy = inside + rest * (1.0 + _REST_SPREAD * normal).clamp_min(0.1)
         return self._terms(products, inside, explained, energy)
 
     def _drawn_classes(self) -> Tensor:
-        """Return the class of each drawn row, in proportion to the counts."""
+        """Return the class of each drawn row (256,), in proportion to the counts."""
         counts = self.scatter.counts
         quantiles = (torch.arange(_N_DRAWN, dtype=torch.float64) + 0.5) / _N_DRAWN
         cumulative = torch.cumsum(counts / counts.sum(), dim=0).cpu()
@@ -201,19 +213,20 @@ class NoveltyTerms:
         return codes.clamp_max(len(counts) - 1).to(counts.device)
 
     def _noise_factor(self) -> Tensor:
-        """Return a factor of the covariance within a class.
+        """Return a factor F of the covariance ``F F^T`` within a class.
 
-        The covariance is that of products with the class means, or of the rows
-        themselves if there are more classes than coordinates.
+        The covariance is that of products with the class means, (C, r), or of the rows
+        themselves, (k, r), if there are more classes than coordinates.
         """
         scatter = self.scatter
         freedom = scatter.freedom
         known_energy = scatter.noise_energy(inside=True)
         ridge = scatter.alpha + scatter.factor.jitter
-        scale = max(self.expected / max(known_energy, 1e-300), 1.0)
+        # New rows have more energy than learned ones.
+        scale = max(self.expected_energy / max(known_energy, 1e-300), 1.0)
         if self.span is None and known_energy > 0.0:
             covariance = scatter.matrix().mul_(scale / freedom)
-            shift = 1e-8 * float(covariance.diagonal().mean())
+            shift = _SHIFT * float(covariance.diagonal().mean())
             covariance.diagonal().sub_(scale * ridge / freedom)
             return safe_cholesky(covariance, shift=shift).lower
         means = scatter.means - self.centre[:, None]
@@ -226,11 +239,11 @@ class NoveltyTerms:
         fractions = scatter.counts / scatter.counts.sum()
         directions = freedom * (self.solved - (self.solved @ fractions)[:, None])
         covariance = (means - (ridge / freedom) * directions).T @ directions
-        shift = 1e-8 * float(self.energies.mean())
+        shift = _SHIFT * float(self.energies.mean())
         return safe_cholesky(scale * covariance, shift=shift).lower
 
     def _of_centred(self, centred: Tensor, outside: Tensor | None = None) -> Tensor:
-        """Return the terms (n, 6) of rows minus the mean of all rows."""
+        """Return the terms (n, 6) of rows (n, k) minus the mean of all rows."""
         products = self._products(centred)
         energy = self.scatter.freedom * self.scatter.quadratic(centred.T)
         if self.span is not None:
@@ -264,12 +277,12 @@ class NoveltyTerms:
         counts = self.scatter.counts
         energy = energy.clamp_min(1e-9)
         inside = inside.clamp_min(1e-12)
-        rest = (energy - inside).clamp_min(1e-9) / self.expected
+        rest = (energy - inside).clamp_min(1e-9) / self.expected_energy
         mean_noise = 1.0 + 1.0 / counts
         away = self.energies - 2.0 * products
         nearest = ((energy[:, None] + away) / mean_noise).min(dim=1)
         inverse_count = 1.0 / counts[nearest.indices]
-        if len(counts) == 1:
+        if len(counts) == 1:  # the span of one mean is zero
             zero = torch.zeros_like(energy)
             columns = [nearest.values, zero, zero, zero, rest, inverse_count]
             return torch.stack(columns, dim=1)

@@ -3,6 +3,11 @@
 An analysis measures one layer (a method with its options) on one stream and returns
 plain values: key figures at the top level of the dictionary, details below. Numbers
 have six significant digits, so that records stay small.
+
+Symbols are those of the paper and of ``docs/mathematics.md``. H are the activations of
+the layer, one row per sample. G_t is the sum of h h' over the samples of stages 1 to t,
+and P_t = G_t + alpha I. xi is the scale of the random weights, and R_L is the coupling
+term of a block. A stage is the learning of one task.
 """
 
 from __future__ import annotations

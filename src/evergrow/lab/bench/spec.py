@@ -71,7 +71,7 @@ from evergrow.core.validation import (
 from evergrow.data import DataOptions, search_path
 from evergrow.features import Preprocessing
 from evergrow.features.recipe import check_recipe
-from evergrow.features.weight_sources import WEIGHT_SOURCES
+from evergrow.features.weights import WEIGHT_SOURCES
 from evergrow.head.base import HEADS
 from evergrow.lab.bench.analyses import ANALYSES
 from evergrow.lab.bench.data import BackboneEntry, DataEntry

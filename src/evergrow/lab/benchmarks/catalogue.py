@@ -12,7 +12,7 @@ from typing import Any
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.core.record import from_values
 from evergrow.data import search_path
-from evergrow.data.folders import partner_name, unwrapped
+from evergrow.data.folders import test_file_of, unwrapped
 from evergrow.data.storage import Tree
 
 _LISTS = (".txt", ".yaml", ".yml")
@@ -219,7 +219,7 @@ def _find_lists(
             name = _normalize(stem[: -len("train")])
             is_own_folder = place in (folder, folder / "splits")
             if name in benchmark.names or (not name and is_own_folder):
-                other = partner_name(Tree(place), file.name)
+                other = test_file_of(Tree(place), file.name)
                 if other is not None:
                     return file, place / other
     return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from evergrow.core.errors import DataWarning, FileFormatError, UnknownNameError
 from evergrow.core.escaping import quote_names
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
 from evergrow.data import (
@@ -23,8 +23,7 @@ from evergrow.data import (
     search_path,
 )
 from evergrow.data.arrays import SUFFIX
-from evergrow.data.image_suffixes import is_image
-from evergrow.data.items import Samples
+from evergrow.data.items import Samples, is_image
 from evergrow.data.load import complete_dataset
 from evergrow.data.storage import Tree
 from evergrow.data.tables import ListedPart, listed_dataset, listed_samples

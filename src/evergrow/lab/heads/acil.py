@@ -35,10 +35,11 @@ class ACILClassifier(_AnalyticBuffer):
     Parameters
     ----------
     n_units : int
-        Buffer size. 8192: the repository's command line (16384 for ImageNet-1k).
+        Buffer size. The default, 8192, is that of the repository's command line (16384
+        for ImageNet-1k).
     alpha : float
-        Ridge, called gamma there. 0.1: the repository's command line (the ACIL class
-        itself has 1e-3).
+        Ridge, called gamma there. The default, 0.1, is that of the repository's command
+        line (the ACIL class itself has 1e-3).
     random_state : int, numpy generator or None
         Seed of the buffer.
     device : str
@@ -83,14 +84,13 @@ class GACILClassifier(_AnalyticBuffer):
     Parameters
     ----------
     n_units : int
-        Buffer size. 5000: the GACL repository (ViT; CIFAR-100, ImageNet-R,
-        Tiny-ImageNet).
+        Buffer size. The default, 5000, is that of the GACL repository (ViT; CIFAR-100,
+        ImageNet-R, Tiny-ImageNet).
     alpha : float
-        Ridge, called gamma there. 100: the GACL repository.
+        Ridge, called gamma there. The default, 100, is that of the GACL repository.
     n_passes : int
-        Number of passes over a batch. 3: the repository's script (``ONLINE_ITER=3``);
-        its
-        effective ridge is 33.3.
+        Number of passes over a batch. The default, 3, is that of the repository's
+        script (``ONLINE_ITER=3``); its effective ridge is 33.3.
     random_state : int, numpy generator or None
         Seed of the buffer.
     device : str

@@ -80,13 +80,16 @@ class AnaCPClassifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int
-        D, width of every random layer. 5000: the AnaCP repository.
+        D, width of every random layer. The default, 5000, is that of the AnaCP
+        repository.
     alpha : float
-        Ridge of heads and classifier. 100: the AnaCP repository.
+        Ridge of heads and classifier. The default, 100, is that of the AnaCP
+        repository.
     n_ensembles : int
-        Number of heads. 3: the AnaCP repository.
+        Number of heads. The default, 3, is that of the AnaCP repository.
     samples_per_class : int
-        Pseudo-features drawn per class. 100: the AnaCP repository.
+        Pseudo-features drawn per class. The default, 100, is that of the AnaCP
+        repository.
     variant : {"code", "paper"}
         Which description to follow; the two disagree. ``"code"`` produced the published
         numbers: prototypes are centred, whitened, one is added to every singular value,

@@ -18,8 +18,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.readout import solve_ridge
-from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map, solve_ridge
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +50,11 @@ class JointLinearProbe(IncrementalClassifier):
         Ridge of the analytic solver. ``"gcv"`` chooses it by generalised
         cross-validation on all data; this choice is ours.
     n_epochs, batch_size : int
-        30 and 128: the RanPAC repository.
+        Passes over the samples, and samples per step. The defaults are those of the
+        RanPAC repository.
     learning_rate, momentum, weight_decay : float
-        0.01 throughout, 0.9 and 5e-4: the RanPAC repository.
+        Settings of stochastic gradient descent; the learning rate is constant. The
+        defaults are those of the RanPAC repository.
     random_state : int, numpy generator or None
         Seed of initial weights and shuffling.
     device : str

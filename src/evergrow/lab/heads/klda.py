@@ -66,7 +66,7 @@ class KLDAClassifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int
-        D, random features. 5000: the KLDA repository.
+        D, random features. The default, 5000, is that of the KLDA repository.
     gamma : float or "median"
         Kernel ``exp(-gamma |z - z'|^2)``. ``"median"`` is ``0.5 / median squared
         distance`` on the first task, because no fixed value suits different backbones.
@@ -74,16 +74,16 @@ class KLDAClassifier(IncrementalClassifier):
         models in the KLDA repository; 1e-4 (DINOv2) and 1e-2 (MoCo v3) in the AnaCP
         repository.
     alpha : float
-        Ridge added to the scatter. 1e-3: the AnaCP repository for DINOv2 (1e-4 for MoCo
-        v3).
+        Ridge added to the scatter. The default, 1e-3, is that of the AnaCP repository
+        for DINOv2 (1e-4 for MoCo v3).
     inverse : {"ridge", "pinv"}
         ``"ridge"``: invert ``S + alpha I``, as the AnaCP repository. ``"pinv"``:
         pseudo-inverse of S without alpha, as the KLDA repository. The original, in
         float32 with the default cut-off, inverts rounding noise while there are fewer
         samples than features. Here the cut-off is float64 rounding.
     n_ensembles : int
-        Number of members. 1: the AnaCP repository, the only one with images. 5: the
-        KLDA repository, for text.
+        Number of members. The default, 1, is that of the AnaCP repository, which is the
+        only one with images. The KLDA repository has 5, for text.
     random_state : int, numpy generator or None
         Seed s.
     device : str
@@ -178,9 +178,8 @@ class KLDAClassifier(IncrementalClassifier):
                 "method 'klda' with an ensemble cannot be written as plain matrices"
             )
         # Scores are twice the linear discriminant; see _logits.
-        return layer_map(
-            self._members[0], self._readouts[0].weights, self._readouts[0].offset, 2.0
-        )
+        readout = self._readouts[0]
+        return layer_map(self._members[0], 2.0 * readout.weights, 2.0 * readout.offset)
 
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()
@@ -244,7 +243,7 @@ def fourier_units(Z: Tensor, n_units: int, gamma: float, seed: int) -> DenseMap:
     The weights are independent normal numbers.
     """
     sampler = UnitSampler(Z, (math.sqrt(2.0 * gamma),), "phases", seed, "fourier")
-    weights, bias = sampler.layer(n_units, UNITS_PER_DRAW)
+    weights, bias = sampler.draw_units(n_units, UNITS_PER_DRAW)
     return DenseMap(
         weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / n_units)
     )

@@ -62,19 +62,21 @@ class LoRanPACClassifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int
-        E. 100,000: the repository (150,000 for CDDB with adapters).
+        Number of units, E. The default, 100,000, is that of the repository (150,000 for
+        CDDB with adapters).
     rank : int
-        Maximum number of directions. 10,000: the repository (20,000 for ObjectNet,
-        OmniBenchmark and CDDB, 15,000 for CORe50 and DomainNet).
+        Maximum number of directions. The default, 10,000, is that of the repository
+        (20,000 for ObjectNet, OmniBenchmark and CDDB, 15,000 for CORe50 and DomainNet).
     truncate : float
-        Fraction of directions to cut off. 0.25: the repository (0.2 in two of its
-        configurations, 0.75 for DomainNet).
+        Fraction of directions to cut off. The default, 0.25, is that of the repository
+        (0.2 in two of its configurations, 0.75 for DomainNet).
     alpha : float
-        Ridge. 0: the repository.
+        Ridge. The default, 0, is that of the repository.
     batch_size, buffer_rows : int
         Lifted features are gathered in mini-batches. They are absorbed when (number of
         batches) x (rows of the last batch) exceeds ``buffer_rows``, and at the end of
-        every update. 1000 and 10,000: the repository without first-session adaptation.
+        every update. The defaults are those of the repository without first-session
+        adaptation.
         Memory holds ``buffer_rows`` x E numbers at a time.
     dtype : {"auto", "float64", "float32"}
         Type of lifted features and basis. ``"auto"``: float64 up to 20,000 units,

@@ -56,8 +56,8 @@ class RanPACClassifier(RandomLayerRidge):
     Parameters
     ----------
     n_units : int
-        M, width of the layer. 10,000: the repository (5,000 for CDDB). 0 is the variant
-        without random layer: ridge regression on the features.
+        M, width of the layer. The default, 10,000, is that of the repository (5,000 for
+        CDDB). 0 is the variant without random layer: ridge regression on the features.
     alpha : "task" or float
         The ridge. ``"task"``: chosen on every task from 1e-8, 1e-7, ..., 1e8 as in the
         repository. A number fixes it, as in LoRanPAC's copy of RanPAC.

@@ -23,12 +23,12 @@ class RIClassifier(RandomLayerRidge):
     Parameters
     ----------
     n_units : int
-        Width of the layer. 10,000: the SCL-MGSM paper, "a final hidden size of 10,000"
-        for all strategies.
+        Width of the layer. The default, 10,000, is that of the SCL-MGSM paper, "a final
+        hidden size of 10,000" for all strategies.
     alpha : float
-        Ridge. 0.01: the SCL-MGSM paper for all its experiments (appendix on
-        hyperparameters). It is far too small for unit normal weights on un-normalised
-        features; the benchmarks have examples.
+        Ridge. The default, 0.01, is that of the SCL-MGSM paper for all its experiments
+        (appendix on hyperparameters). It is far too small for unit normal weights on
+        un-normalised features; the benchmarks have examples.
     random_state : int, numpy generator or None
         Seed of the layer.
     device : str

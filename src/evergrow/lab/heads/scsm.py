@@ -30,14 +30,15 @@ class SCSMClassifier(RandomLayerRidge):
     Parameters
     ----------
     n_units : int
-        Width at which the construction stops. 10,000: the SCL-MGSM paper, equal for all
-        strategies.
+        Width at which the construction stops. The default, 10,000, is that of the
+        SCL-MGSM paper, equal for all strategies.
     alpha : float
-        Ridge, of the construction and of the classifier. 0.01: the SCL-MGSM paper.
+        Ridge, of the construction and of the classifier. The default, 0.01, is that of
+        the SCL-MGSM paper.
     n_candidates : int
-        T_max, candidates per scale. 10: the middle of the paper's 5, 10 and 20 (with s
-        = 1); the published SCN code has 100. Scales and contraction rates are those of
-        the SCN code.
+        T_max, candidates per scale. The default, 10, is the middle of the paper's 5, 10
+        and 20 (with s = 1); the published SCN code has 100. Scales and contraction
+        rates are those of the SCN code.
     tol : float
         RMSE on the first task at which the construction stops early. 0 disables early
         stopping, because the paper compares at equal width (the SCN code stops at

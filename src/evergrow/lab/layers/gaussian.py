@@ -87,8 +87,8 @@ class GaussianLayer(Layer):
         """Draw the units. Only their scales and bias points may depend on Z."""
         rule = "gaussian" if self.bias == "none" else self.bias
         sampler = UnitSampler(Z, self._scales, rule, seed, "gaussian")
-        weights, bias = sampler.layer(
-            self.n_units, UNITS_PER_DRAW, steps=sampler.n_scales
+        weights, bias = sampler.draw_units(
+            self.n_units, UNITS_PER_DRAW, n_scales=len(sampler.scales)
         )
         if self.bias == "none":
             bias = torch.zeros_like(bias)

@@ -36,22 +36,22 @@ class APTClassifier(SharedWeightsClassifier):
         A vision transformer with a class token. None selects the best one with weights
         on this machine.
     epochs : int
-        Epochs per task. 30: the official CIFAR-100 and ImageNet-R runs (CUB 25, Cars
-        50).
+        Epochs per task. The default, 30, is that of the official CIFAR-100 and
+        ImageNet-R runs (CUB 25, Cars 50).
     lr : float
-        Learning rate of Adam with betas 0.9 and 0.999. 0.004: the official CIFAR-100
-        rate (ImageNet-R 0.003, CUB 0.02, Cars 0.005). In epoch e it is multiplied by
-        cos(99 pi e / (200 (epochs - 1))), as in the official code.
+        Learning rate of Adam with betas 0.9 and 0.999. The default, 0.004, is the
+        official CIFAR-100 rate (ImageNet-R 0.003, CUB 0.02, Cars 0.005). In epoch e it
+        is multiplied by cos(99 pi e / (200 (epochs - 1))), as in the official code.
     batch_size : int
-        Images per step. 64: official.
+        Images per step. The default, 64, is the official value.
     weight_decay : float
-        Weight decay. 0: official.
+        Weight decay. The default, 0, is the official value.
     ema : float
-        Weight of the old average. 0.7: official for all datasets except ImageNet-R
-        (0.8). 0 predicts with the current vectors.
+        Weight of the old average. The default, 0.7, is the official value for all
+        datasets except ImageNet-R (0.8). 0 predicts with the current vectors.
     std : float
-        Standard deviation of the initial vectors, truncated at two deviations. 0.02:
-        official.
+        Standard deviation of the initial vectors, truncated at two deviations. The
+        default, 0.02, is the official value.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool

@@ -79,27 +79,31 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     backbone : ImageBackbone, str or None
         A vision transformer. None selects the best one with weights on this machine.
     epochs : int
-        Epochs per task. 20: the official CIFAR-100 runs (ImageNet-R 50, DomainNet 5).
+        Epochs per task. The default, 20, is that of the official CIFAR-100 runs
+        (ImageNet-R 50, DomainNet 5).
     lr : float
-        Learning rate of Adam with betas 0.9 and 0.999. 0.001: official. In epoch e it
-        is multiplied by cos(99 pi e / (200 (epochs - 1))).
+        Learning rate of Adam with betas 0.9 and 0.999. The default, 0.001, is the
+        official value. In epoch e it is multiplied by cos(99 pi e / (200 (epochs -
+        1))).
     batch_size : int
-        Images per step. 128: official.
+        Images per step. The default, 128, is the official value.
     weight_decay : float
-        Weight decay. 0: official.
+        Weight decay. The default, 0, is the official value.
     pool_size : int
-        Components per block for ``n_tasks`` tasks. 100: official.
+        Components per block for ``n_tasks`` tasks. The default, 100, is the official
+        value.
     prompt_length : int
-        Rows of a prompt. 8: official, 4 keys and 4 values.
+        Rows of a prompt. The default, 8, is the official value: 4 keys and 4 values.
     n_tasks : int
         Number of tasks that share the pool: each gets ``pool_size // n_tasks``
         components, at least 1. With more tasks the pool grows at the same rate. 10
         suits the common streams of ten tasks.
     n_blocks : int
-        Number of first blocks with prompts, or all if there are fewer. 5: official.
+        Number of first blocks with prompts, or all if there are fewer. The default, 5,
+        is the official value.
     ortho_penalty : float
         Weight of the mean squared distance of the Gram matrices of P, K and A from the
-        identity. 0: the official code (the paper has 0.1).
+        identity. The default, 0, is that of the official code (the paper has 0.1).
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool

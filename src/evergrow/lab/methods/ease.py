@@ -115,21 +115,23 @@ class EASEClassifier(TaskwiseClassifier):
     backbone : ImageBackbone, str or None
         A vision transformer. None selects the best one with weights on this machine.
     epochs : int
-        Epochs per task. 20: the official runs (ObjectNet 25, VTAB 45).
+        Epochs per task. The default, 20, is that of the official runs (ObjectNet 25,
+        VTAB 45).
     lr : float
-        Learning rate of SGD with momentum 0.9 and cosine decay to 0. 0.025: the
-        official CIFAR-100 rate (CUB 0.008, ImageNet-R, -A and ObjectNet 0.05,
-        OmniBenchmark 0.01, VTAB 0.03).
+        Learning rate of SGD with momentum 0.9 and cosine decay to 0. The default,
+        0.025, is the official CIFAR-100 rate (CUB 0.008, ImageNet-R, -A and ObjectNet
+        0.05, OmniBenchmark 0.01, VTAB 0.03).
     batch_size : int
-        Images per step. 48: official for CIFAR-100 and ObjectNet (CUB and ImageNet-A
-        32, the others 16).
+        Images per step. The default, 48, is the official value for CIFAR-100 and
+        ObjectNet (CUB and ImageNet-A 32, the others 16).
     weight_decay : float
-        Weight decay. 5e-4: official for CIFAR-100 (5e-3 for ImageNet-R, -A, ObjectNet
-        and VTAB).
+        Weight decay. The default, 5e-4, is the official value for CIFAR-100 (5e-3 for
+        ImageNet-R, -A, ObjectNet and VTAB).
     bottleneck : int
-        Width of the adapters. 64: official (VTAB 16).
+        Width of the adapters. The default, 64, is the official value (VTAB 16).
     alpha : float
-        Total weight of the other blocks. 0.1: official (CUB 0.05, ObjectNet 0.2).
+        Total weight of the other blocks. The default, 0.1, is the official value (CUB
+        0.05, ObjectNet 0.2).
     recalc_sim : bool
         Whether every task estimates all missing means again from all known classes, as
         the official runs do. Otherwise they are estimated once, from the classes of the
@@ -138,7 +140,8 @@ class EASEClassifier(TaskwiseClassifier):
         Whether features without any adapter form a block. Official for OmniBenchmark
         only.
     beta : float
-        Weight of the unadapted block. Needs ``use_init_ptm``. 1: the OmniBenchmark run.
+        Weight of the unadapted block. Needs ``use_init_ptm``. The default, 1, is that
+        of the OmniBenchmark run.
     max_adapters : int, optional
         Maximum number of adapters. The last one is the home of all later classes. By
         default every task has its own. Official for OmniBenchmark with 1.

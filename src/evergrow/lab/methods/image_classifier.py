@@ -20,7 +20,7 @@ from evergrow.core.validation import resolve_device
 from evergrow.data.items import Images, Items
 from evergrow.features import ImageBackbone, best_backbone, create_backbone
 from evergrow.features.backbone import Backbone
-from evergrow.head.label_set import as_labels, check_kind
+from evergrow.head.label_set import as_labels, require_same_type
 from evergrow.lab.methods.cost import Cost
 
 __all__ = [
@@ -185,7 +185,7 @@ class ImageClassifier(Estimator, ABC):
         if len(values) == 0:
             raise InputError("items must hold at least one image, got none")
         if len(known):
-            check_kind(known, values)
+            require_same_type(known, values)
         order = known.tolist()
         seen = set(order)
         order += [label for label in np.unique(values).tolist() if label not in seen]

@@ -39,21 +39,22 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     backbone : ImageBackbone, str or None
         A vision transformer. None selects the best one with weights on this machine.
     epochs : int
-        Epochs per task. 20: all official runs except DomainNet (10).
+        Epochs per task. The default, 20, is that of all official runs except DomainNet
+        (10).
     lr : float
-        Constant learning rate of SGD with momentum 0.9. 0.008: the official CIFAR-100
-        rate (ImageNet-R 0.01, DomainNet 0.02).
+        Constant learning rate of SGD with momentum 0.9. The default, 0.008, is the
+        official CIFAR-100 rate (ImageNet-R 0.01, DomainNet 0.02).
     batch_size : int
-        Images per step. 128: official.
+        Images per step. The default, 128, is the official value.
     weight_decay : float
-        Weight decay. 0: official.
+        Weight decay. The default, 0, is the official value.
     rank : int
-        Rank of a direction. 10: official.
+        Rank of a direction. The default, 10, is the official value.
     rank_reduction : bool
         Whether later directions have a lower rank: a fraction of 0.8 from the fifth
         task on and 0.6 from the ninth (10, 8, 6: the published variant SD-LoRA-RR).
     magnitude : float
-        Initial value of the scalars. 0.8: official.
+        Initial value of the scalars. The default, 0.8, is the official value.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool

@@ -16,7 +16,7 @@ from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.files import atomic_path
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.lab.report import mechanism_sections as mechanism
 from evergrow.lab.report import run_sections as runs
 from evergrow.lab.report.contents import (

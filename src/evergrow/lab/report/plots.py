@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 
 METHODS = {
     "joint-lp": "*",

@@ -37,13 +37,13 @@ async function measured(model) {
   return ask(`${model.path}/learning-curve`, bodyOf(model.kind, some, { labels: some.map(labelOf) }));
 }
 
-function drawn(kind, { sizes, accuracy, interval, samples, gain, classes }) {
+function drawn(kind, { sizes, accuracy, interval, gain, median_samples: samples, recall_gains: gains }) {
   const points = (value) => `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}`;
   const [middle, low, high] = gain;
   const more = middle < 0.005 ? "Ten more examples of each class would hardly help."
     : `Ten more examples of each class would add about ${points(middle)} points (${points(Math.max(0, low))} to `
       + `${points(high)}).`;
-  const gained = Object.entries(classes).filter(([, value]) => value > 0.02).slice(0, 3).map(([name]) => name);
+  const gained = Object.entries(gains).filter(([, value]) => value > 0.02).slice(0, 3).map(([name]) => name);
   const which = gained.length ? ` ${gained.join(", ")} gained most from their last examples.` : "";
   return [make("p", {}, more + which), picture(sizes, accuracy, interval, samples, gain, more),
     make("p.hint", {}, `Measured on the examples in this browser, ${countOf(kind, samples)} of a class in the middle. `
