@@ -25,8 +25,8 @@ from evergrow import Learner, tools
 from evergrow.serve import Limits, open_model, routes, service
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.config import Tokens
-from evergrow.serve.fair_executor import CALLER, FairExecutor
 from evergrow.serve.monitoring import Metrics
+from evergrow.serve.sharing import CALLER, FairExecutor
 
 KELVIN = "\u212a"  # which is the letter K in its normal form
 

@@ -353,14 +353,16 @@ class BackbonePool:
 
     def offers(self) -> list[BackboneOffer]:
         """Return the backbones for new models that need no download, the best first."""
-        offers = [
+        added = [
             _offer(name, backbone, "added to this service")
             for name, backbone in self._added.items()
         ]
-        for info in list_backbones():
-            if info.available:
-                offers.append(_offer(info.name, info, info.about))
-        return offers
+        listed = [
+            _offer(info.name, info, info.about)
+            for info in list_backbones()
+            if info.available
+        ]
+        return added + listed
 
     def chosen(self, kind: Kind, name: str) -> Batcher:
         """Return the queue of the backbone for a new model. Load it if necessary.

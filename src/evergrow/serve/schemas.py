@@ -46,7 +46,6 @@ def file_stem(name: str) -> str:
 
     Characters that some file systems forbid are percent-encoded.
 
-
     Examples
     --------
     >>> from evergrow.serve.schemas import file_stem
@@ -87,6 +86,7 @@ def is_model_name(name: str) -> bool:
 
 
 def _check_model_name(name: str) -> str:
+    """Return a valid model name in Unicode's composed form. Raise ValueError if not."""
     name = unicodedata.normalize("NFC", name)
     if not is_model_name(name):
         raise ValueError(
@@ -98,6 +98,7 @@ def _check_model_name(name: str) -> str:
 
 
 def _check_class_name(name: str) -> str:
+    """Return a valid class name. Raise ValueError for others."""
     if not is_visible(name):
         raise ValueError(
             "a class name must have a visible character, and no line break or other "
@@ -129,6 +130,8 @@ ClassName = Annotated[
 ClassNames = Annotated[
     list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)
 ]
+Omitted = SkipJsonSchema[None]
+"""Type of a field that is left out. The OpenAPI description does not offer null."""
 Whole = Annotated[
     int,
     BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n),
@@ -137,6 +140,10 @@ Whole = Annotated[
 Note = Annotated[str, Field(max_length=500, description="Note for the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+SampleIndices = Annotated[
+    list[Annotated[Whole, Field(ge=0)]],
+    Field(min_length=1, max_length=1024, fail_fast=True),
+]
 ImageFiles = Annotated[
     list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")
 ]
@@ -177,68 +184,55 @@ class NewModel(RequestModel):
 
     name: ModelName
     kind: SampleKind
-    backbone: Annotated[
-        str,
-        Field(max_length=200, description="A name from /api/v1/backbones, or auto."),
-    ] = "auto"
-    method: Annotated[str, Field(max_length=100)] = "evergrow"
-    options: Annotated[
-        dict[str, Any],
-        Field(description="Options of the method.", examples=[{"n_units": 500}]),
-    ] = {}
+    backbone: str = Field(
+        "auto", max_length=200, description="A name from /api/v1/backbones, or auto."
+    )
+    method: str = Field("evergrow", max_length=100)
+    options: dict[str, Any] = Field(
+        {}, description="Options of the method.", examples=[{"n_units": 500}]
+    )
 
 
 class JsonSamples(RequestModel):
     """Samples in JSON: texts or feature vectors."""
 
-    texts: Texts | SkipJsonSchema[None] = None
-    rows: Rows | SkipJsonSchema[None] = None
+    texts: Texts | Omitted = None
+    rows: Rows | Omitted = None
 
 
 class SampleForm(RequestModel):
     """Samples in a form: image files, or a file of feature vectors."""
 
-    images: ImageFiles | SkipJsonSchema[None] = None
-    rows: (
-        Annotated[
-            UploadFile, Field(description="A .npy file with a matrix of numbers.")
-        ]
-        | SkipJsonSchema[None]
-    ) = None
+    images: ImageFiles | Omitted = None
+    rows: UploadFile | Omitted = Field(
+        None, description="A .npy file with a matrix of numbers."
+    )
 
 
 class FalseAlarm(RequestModel):
     """The false alarm rate for unknown samples."""
 
-    false_alarm: Annotated[
-        float,
-        Field(
-            gt=0,
-            lt=1,
-            description="Fraction of known samples that may be reported as unknown.",
-        ),
-    ] = 0.05
+    false_alarm: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="Fraction of known samples that may be reported as unknown.",
+    )
 
 
 class PredictRequest(FalseAlarm):
     """Options of predict."""
 
-    k: Annotated[
-        Whole,
-        Field(
-            ge=1, le=1000, description="Number of classes to list, most likely first."
-        ),
-    ] = 3
+    k: Whole = Field(
+        3, ge=1, le=1000, description="Number of classes to list, most likely first."
+    )
 
 
 class Labels(RequestModel):
     """Labels of samples: one for all, or one per sample."""
 
-    label: ClassName | SkipJsonSchema[None] = None
-    labels: (
-        Annotated[ClassNames, Field(description="One class per sample.")]
-        | SkipJsonSchema[None]
-    ) = None
+    label: ClassName | Omitted = None
+    labels: ClassNames | Omitted = Field(None, description="One class per sample.")
 
 
 class NoteRequest(RequestModel):
@@ -258,32 +252,21 @@ class LearnUnlabelledRequest(NoteRequest):
 class GroupRequest(NoteRequest):
     """Samples to group."""
 
-    unknown: (
-        Annotated[
-            list[Annotated[Whole, Field(ge=0)]],
-            Field(
-                min_length=1,
-                max_length=1024,
-                description="Indices of the samples to group; "
-                "by default all unknown ones.",
-                fail_fast=True,
-            ),
-        ]
-        | SkipJsonSchema[None]
-    ) = None
+    unknown: SampleIndices | Omitted = Field(
+        None,
+        description="Indices of the samples to group; by default all unknown ones.",
+    )
 
 
 class SuggestRequest(RequestModel):
     """Number of samples to suggest."""
 
-    n: Annotated[
-        Whole,
-        Field(
-            ge=1,
-            le=1000,
-            description="Number of suggestions; fewer if the others are copies.",
-        ),
-    ] = 20
+    n: Whole = Field(
+        20,
+        ge=1,
+        le=1000,
+        description="Number of suggestions; fewer if the others are copies.",
+    )
 
 
 class EvaluateRequest(Labels, FalseAlarm):
@@ -293,11 +276,10 @@ class EvaluateRequest(Labels, FalseAlarm):
 class PreviewForm(RequestModel):
     """An image that a browser cannot show."""
 
-    image: Annotated[UploadFile, Field(description="An image file.")]
-    side: Annotated[
-        Whole,
-        Field(ge=16, le=2048, description="Pixels of the longer side of the picture."),
-    ] = 512
+    image: UploadFile = Field(description="An image file.")
+    side: Whole = Field(
+        512, ge=16, le=2048, description="Pixels of the longer side of the picture."
+    )
 
 
 class KeptForm(Labels):
@@ -336,13 +318,13 @@ class MergeRequest(NoteRequest):
 class RedoRequest(RequestModel):
     """Number of rollbacks to undo, the latest first."""
 
-    n: Annotated[Whole, Field(ge=1, le=1000)] = 1
+    n: Whole = Field(1, ge=1, le=1000)
 
 
 class RollbackRequest(RedoRequest):
     """Number of changes to undo, or the revision to return to."""
 
-    to: Annotated[Whole, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
+    to: Annotated[Whole, Field(ge=1, le=2**31)] | Omitted = None
 
 
 # -- responses -------------------------------------------------------------------------
@@ -557,20 +539,18 @@ class JobRecord(BaseModel):
     id: str
     model: str
     state: JobState = "running"
-    done: Annotated[int, Field(ge=0, description="Number of processed images.")] = 0
-    total: Annotated[int, Field(ge=0)]
-    skipped: Annotated[
-        int, Field(ge=0, description="Number of images that could not be read.")
-    ] = 0
-    failures: Annotated[
-        list[SkippedImage],
-        Field(description="The first 100 images that could not be read."),
-    ] = []
+    done: int = Field(0, ge=0, description="Number of processed images.")
+    total: int = Field(ge=0)
+    skipped: int = Field(
+        0, ge=0, description="Number of images that could not be read."
+    )
+    failures: list[SkippedImage] = Field(
+        [], description="The first 100 images that could not be read."
+    )
     error: str | None = None
-    change: Annotated[
-        ChangeAnswer | None,
-        Field(description="The change; null until it is on disk."),
-    ] = None
+    change: ChangeAnswer | None = Field(
+        None, description="The change; null until it is on disk."
+    )
 
     @property
     def has_ended(self) -> bool:

@@ -20,13 +20,12 @@ from evergrow.features.backbone import Backbone
 from evergrow.features.images import decode_image, is_quick_to_decode
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
-from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.fair_executor import FairExecutor
 from evergrow.serve.lan import LanAccess
 from evergrow.serve.model_store import ModelStore
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.problems import Problem
+from evergrow.serve.sharing import FairExecutor, MemoryBudget
 
 Result = TypeVar("Result")
 _MAX_WARM_MODELS = 8
