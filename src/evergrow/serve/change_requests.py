@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from pydantic import AfterValidator, Field
-from pydantic.json_schema import SkipJsonSchema
 
 from evergrow.learner.snapshot import Change
 from evergrow.serve.problems import Problem
+from evergrow.serve.schemas import Omittable
 
 _REQUESTS = "requests"
 """Field of a change in the history: the keys of the requests that it fulfilled."""
@@ -142,7 +142,7 @@ def _change_request(
     request: Request,
     if_match: IfMatch = "",
     idempotency_key: Annotated[
-        KeyText | SkipJsonSchema[None],
+        Omittable[KeyText],
         Header(
             description="Repeated requests with the same key count once, also after a "
             "restart."

@@ -360,7 +360,9 @@ def read_kept(kept: KeptDep, k: UUID) -> Response:
     )
 
 
-@router.delete("/{k:uuid}", status_code=204, dependencies=_WRITES)
+@router.delete(
+    "/{k:uuid}", status_code=204, response_class=Response, dependencies=_WRITES
+)
 def remove_image(kept: KeptDep, k: UUID) -> None:
     """Remove an image for good."""
     # Only an image that clients can see may be removed; others give 404.

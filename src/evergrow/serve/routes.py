@@ -138,7 +138,9 @@ def describe_model(
     return _model_record(model)
 
 
-@models.delete("/models/{m}", status_code=204, dependencies=_WRITES)
+@models.delete(
+    "/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES
+)
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> None:
     """Delete a model with its history for good. Of a link, only the link is deleted."""
     # File names are in this form. By another one, a link would not be found, and its

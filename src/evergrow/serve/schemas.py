@@ -7,11 +7,12 @@ are rejected.
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import UploadFile
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic.json_schema import GetJsonSchemaHandler, JsonSchemaValue
+from pydantic_core import CoreSchema
 
 SampleKind = Literal["images", "texts", "features"]
 SAMPLE_KINDS: dict[str, SampleKind] = {
@@ -130,8 +131,21 @@ ClassName = Annotated[
 ClassNames = Annotated[
     list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)
 ]
-Omitted = SkipJsonSchema[None]
-"""Type of a field that is left out. The OpenAPI description does not offer null."""
+
+
+class _WithoutNull:
+    """Leaves null out of the OpenAPI description of an optional field."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, describe: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        value: JsonSchemaValue = describe(schema)["anyOf"][0]
+        return value
+
+
+Value = TypeVar("Value")
+Omittable = Annotated[Value | None, _WithoutNull()]
+"""A field that clients can leave out. Null means the same."""
 Whole = Annotated[
     int,
     BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n),
@@ -196,15 +210,15 @@ class NewModel(RequestModel):
 class JsonSamples(RequestModel):
     """Samples in JSON: texts or feature vectors."""
 
-    texts: Texts | Omitted = None
-    rows: Rows | Omitted = None
+    texts: Omittable[Texts] = None
+    rows: Omittable[Rows] = None
 
 
 class SampleForm(RequestModel):
     """Samples in a form: image files, or a file of feature vectors."""
 
-    images: ImageFiles | Omitted = None
-    rows: UploadFile | Omitted = Field(
+    images: Omittable[ImageFiles] = None
+    rows: Omittable[UploadFile] = Field(
         None, description="A .npy file with a matrix of numbers."
     )
 
@@ -231,8 +245,8 @@ class PredictRequest(FalseAlarm):
 class Labels(RequestModel):
     """Labels of samples: one for all, or one per sample."""
 
-    label: ClassName | Omitted = None
-    labels: ClassNames | Omitted = Field(None, description="One class per sample.")
+    label: Omittable[ClassName] = None
+    labels: Omittable[ClassNames] = Field(None, description="One class per sample.")
 
 
 class NoteRequest(RequestModel):
@@ -252,7 +266,7 @@ class LearnUnlabelledRequest(NoteRequest):
 class GroupRequest(NoteRequest):
     """Samples to group."""
 
-    unknown: SampleIndices | Omitted = Field(
+    unknown: Omittable[SampleIndices] = Field(
         None,
         description="Indices of the samples to group; by default all unknown ones.",
     )
@@ -324,7 +338,7 @@ class RedoRequest(RequestModel):
 class RollbackRequest(RedoRequest):
     """Number of changes to undo, or the revision to return to."""
 
-    to: Annotated[Whole, Field(ge=1, le=2**31)] | Omitted = None
+    to: Omittable[Annotated[Whole, Field(ge=1, le=2**31)]] = None
 
 
 # -- responses -------------------------------------------------------------------------
