@@ -103,8 +103,8 @@ export class AccuracyView {
   /** Show the result of OpenModel.evaluate. */
   draw(evaluation) {
     const { kind } = this.model;
-    const held = evaluation.tested;
-    const tested = held.map((sample, i) => ({ sample, label: evaluation.labels[i], predicted: evaluation.predicted[i] }));
+    const { tested: held, labels, predicted } = evaluation;
+    const tested = held.map((sample, i) => ({ sample, label: labels[i], predicted: predicted[i] }));
     const copies = this.model.kept?.on ? new Set() // all clients must see the same number
       : nearCopies(held, this.model.classes.flatMap((one) => one.taught));
     const own = tested.filter(({ sample }) => !copies.has(sample));

@@ -139,36 +139,48 @@ function testsOf(model, settled) {
 async function labelled(model, images, label) {
   const { outer, inner } = classesByFolder(images);
   const folders = namesIn(inner);
-  const by = (name) => ({ named: images.map((image) => ({ image, label: name })), loose: [] });
-  const byFolder = (names = inner) => ({
-    named: images.filter((image) => names.get(image)).map((image) => ({ image, label: names.get(image) })),
-    loose: images.filter((image) => !names.get(image)),
-  });
-  if (label !== null && folders.length < 2) return by(label);
+  const byFolder = (names) => withClasses(images, (image) => names.get(image));
   if (label !== null) {
-    const answer = await choose("Several folders", [{
-      name: "as", title: `${plural(images.length, "image")} in ${plural(folders.length, "folder")}`,
-      examples: folders, options: [["folders", "Each folder is a class"], ["one", `All of them show ${label}`]],
-    }]);
-    return answer && (answer.as === "one" ? by(label) : byFolder());
+    const byLabel = withClasses(images, () => label);
+    if (folders.length < 2) return byLabel;
+    const title = `${plural(images.length, "image")} in ${plural(folders.length, "folder")}`;
+    const answer = await askOne("Several folders", title, [
+      ["folders", "Each folder is a class"], ["one", `All of them show ${label}`],
+    ], folders);
+    return answer && (answer === "one" ? byLabel : byFolder(inner));
   }
-  if (folders.length === 1 && !model.classes.some((one) => one.name === folders[0])) {
-    const answer = await choose("One folder", [{
-      name: "as", title: `${plural(images.length, "image")} in one folder, “${folders[0]}”`, examples: [],
-      options: [["class", `They all show ${folders[0]}: teach that class`],
-        ["review", "They show different things: I label them under Review"]],
-    }]);
-    return answer && (answer.as === "class" ? byFolder() : { named: [], loose: images });
+  const [only] = folders;
+  if (folders.length === 1 && !model.classes.some((one) => one.name === only)) {
+    const answer = await askOne("One folder", `${plural(images.length, "image")} in one folder, “${only}”`, [
+      ["class", `They all show ${only}: teach that class`],
+      ["review", "They show different things: I label them under Review"],
+    ]);
+    return answer && (answer === "class" ? byFolder(inner) : { named: [], loose: images });
   }
-  if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder();
+  if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder(inner);
+  const question = "Which folders name what the images show?";
+  const answer = await askOne("Folders inside folders", question, levelsOf(namesIn(outer), folders));
+  return answer && byFolder(answer === "outer" ? outer : inner);
+}
+
+/** Divide images into those with a class and those without. "classOf" returns the class of an image, or "". */
+function withClasses(images, classOf) {
+  const named = images.map((image) => ({ image, label: classOf(image) })).filter((one) => one.label);
+  return { named, loose: images.filter((image) => !classOf(image)) };
+}
+
+/** Ask one question. Return the chosen value, null if cancelled. */
+async function askOne(title, question, options, examples = []) {
+  const answer = await choose(title, [{ name: "as", title: question, examples, options }]);
+  return answer && answer.as;
+}
+
+/** Return the choice between outer and inner folders as options, the likely one first. */
+function levelsOf(outer, inner) {
   const listed = (names) => `${names.slice(0, 3).join(", ")}${names.length > 3 ? "…" : ""}`;
-  const options = [["outer", `The outer folders are the classes: ${listed(namesIn(outer))}`],
-    ["inner", `The inner folders are the classes: ${listed(folders)}`]];
-  if (namesIn(outer).every((name) => PARTS.test(name))) options.reverse();
-  const answer = await choose("Folders inside folders", [{
-    name: "as", title: "Which folders name what the images show?", examples: [], options,
-  }]);
-  return answer && byFolder(answer.as === "outer" ? outer : inner);
+  const options = [["outer", `The outer folders are the classes: ${listed(outer)}`],
+    ["inner", `The inner folders are the classes: ${listed(inner)}`]];
+  return outer.every((name) => PARTS.test(name)) ? options.reverse() : options;
 }
 
 const PARTS = /^(train|test|val)(ing|id|idation)?$/i; // folders that are parts of a data set and not classes
@@ -245,22 +257,15 @@ function knownMarks(model) {
 async function withoutCopies(marked, known) {
   const classes = new Map([...known].map(([mark, labels]) => [mark, new Set(labels)]));
   for (const { mark, label } of marked) classes.set(mark, (classes.get(mark) ?? new Set()).add(label));
-  const seen = new Set();
-  const sorts = { two: [], known: [], twice: [], fine: [] };
-  for (const one of marked) {
-    const key = `${one.mark} ${one.label}`;
-    const sort = known.get(one.mark)?.has(one.label) ? "known" : seen.has(key) ? "twice"
-      : classes.get(one.mark).size > 1 ? "two" : "fine";
-    sorts[sort].push(one);
-    seen.add(key);
-  }
+  const sorts = sortCopies(marked, known, classes);
   const where = ({ image, mark }) => `${image.name}: ${[...classes.get(mark)].join(" and ")}`;
+  const nameOf = ({ image }) => image.name;
   const questions = [
     { name: "two", title: "The same image in two classes", examples: sorts.two.map(where),
       options: [["skip", "Leave them out"], ["take", "Teach them under both"]] },
-    { name: "twice", title: "The same image twice", examples: sorts.twice.map(({ image }) => image.name),
+    { name: "twice", title: "The same image twice", examples: sorts.twice.map(nameOf),
       options: [["skip", "Teach each once"], ["take", "Teach every copy"]] },
-    { name: "known", title: "Taught already from this browser", examples: sorts.known.map(({ image }) => image.name),
+    { name: "known", title: "Taught already from this browser", examples: sorts.known.map(nameOf),
       options: [["skip", "Do not teach them again"], ["take", "Teach them again"]] },
   ].filter(({ examples }) => examples.length);
   if (!questions.length) return marked;
@@ -269,4 +274,27 @@ async function withoutCopies(marked, known) {
   const more = questions.filter(({ name }) => answer[name] === "take").flatMap(({ name }) => sorts[name]);
   const taken = new Set([...sorts.fine, ...more]);
   return marked.filter((one) => taken.has(one));
+}
+
+/**
+ * Divide images by what must be asked about them.
+ * @param {Array<{image, label, mark}>} marked - The images.
+ * @param {Map<string, Set>} known - Classes of taught images by mark.
+ * @param {Map<string, Set>} classes - Classes of all images by mark.
+ * @returns {Object} known: taught already in this class. twice: occurs before in this class. two: in several classes.
+ *   fine: all others.
+ */
+function sortCopies(marked, known, classes) {
+  const sorts = { two: [], known: [], twice: [], fine: [] };
+  const seen = new Set();
+  const sortOf = ({ mark, label }) => {
+    if (known.get(mark)?.has(label)) return "known";
+    if (seen.has(`${mark} ${label}`)) return "twice";
+    return classes.get(mark).size > 1 ? "two" : "fine";
+  };
+  for (const one of marked) {
+    sorts[sortOf(one)].push(one);
+    seen.add(`${one.mark} ${one.label}`);
+  }
+  return sorts;
 }
