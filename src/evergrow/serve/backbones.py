@@ -325,7 +325,6 @@ def _queue_full() -> Problem:
         503,
         "the queue of the service is full: try again later",
         "QueueFull",
-        retry_after=1,
     )
 
 

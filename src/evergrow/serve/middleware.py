@@ -8,8 +8,6 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -179,8 +177,10 @@ class _Exchange:
         The request, as ASGI passes it.
     limits : Limits
         Limits of the service.
-    count_bytes : callable
-        Called with the size of each received piece of the body.
+    bodies : MemoryBudget
+        Budget of the bodies of all requests.
+    memory : MemoryBudget
+        Budget of unpacked samples of all requests and jobs.
 
     Attributes
     ----------
@@ -192,8 +192,6 @@ class _Exchange:
         Status of the response. 0 until it begins.
     size : int
         Bytes of the body received so far.
-    held : int
-        Bytes of the memory budget that are held for this request.
     refused : bool
         Whether a check refused the request. True until all have passed.
     client : str
@@ -206,7 +204,8 @@ class _Exchange:
         receive: Receive,
         send: Send,
         limits: Limits,
-        count_bytes: Callable[[int], None],
+        bodies: MemoryBudget,
+        memory: MemoryBudget,
     ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
@@ -216,14 +215,15 @@ class _Exchange:
         self.started = time.perf_counter()
         self.status = 0
         self.size = 0
-        self.held = 0
         self.refused = True
         client = scope.get("client")
         self.client = str(client[0]) if client else ""
         self._receive = receive
         self._send = send
         self._limits = limits
-        self._count_bytes = count_bytes
+        self._bodies = bodies
+        self._memory = memory
+        self._n_held = 0  # bytes of unpacked samples
         self._complete = False  # whether all of the body has arrived
         self._max_size = self._max_body_size()
 
@@ -238,10 +238,18 @@ class _Exchange:
             return limits.body_bytes
         return limits.json_bytes
 
-    def hold_memory(self, budget: MemoryBudget, n: int) -> None:
-        """Hold `n` bytes of the memory budget until the end of the request."""
-        budget.take(n)
-        self.held += n
+    def hold_memory(self, n: int) -> None:
+        """Count `n` bytes of unpacked samples until the end of the request.
+
+        Raises the problems of :meth:`MemoryBudget.take`.
+        """
+        self._memory.take(n)
+        self._n_held += n
+
+    def release_memory(self) -> None:
+        """Release the body and all unpacked samples. Called at the end."""
+        self._bodies.release(self.size)
+        self._memory.release(self._n_held)
 
     def check_size(self, size: int) -> None:
         """Raise a 413 problem if the body is too large."""
@@ -270,7 +278,7 @@ class _Exchange:
             ) from None
         if message["type"] == "http.request":
             n = len(message.get("body", b""))
-            self._count_bytes(n)
+            self._bodies.take(n)
             self.size += n
             self._complete = not message.get("more_body", False)
             self.check_size(self.size)
@@ -332,7 +340,7 @@ class ServiceMiddleware:
         own_host = self._config.host.strip("[]").casefold()
         if own_host not in ("0.0.0.0", "::"):
             self._hosts.add(own_host)
-        self._received = 0  # bytes of all bodies held now
+        self._bodies = MemoryBudget(limits.waiting_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request: check it, pass it on, answer errors, count and log it."""
@@ -340,13 +348,17 @@ class ServiceMiddleware:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(
-            scope, receive, send, self._config.limits, self._count_bytes
+            scope,
+            receive,
+            send,
+            self._config.limits,
+            self._bodies,
+            self._service.memory,
         )
         failure = None
-        memory = self._service.memory
         state = scope.setdefault("state", {})
         state["request_id"] = exchange.id
-        state["hold_memory"] = partial(exchange.hold_memory, memory)
+        state["hold_memory"] = exchange.hold_memory
         try:
             self._admit(exchange)
             exchange.refused = False
@@ -360,20 +372,8 @@ class ServiceMiddleware:
             response = problem_response(problem, exchange.id)
             await response(scope, receive, exchange.send)
         finally:
-            self._received -= exchange.size
-            memory.release(exchange.held)
+            exchange.release_memory()
             self._record(exchange, failure)
-
-    def _count_bytes(self, n: int) -> None:
-        """Count received bytes. Raise a 503 problem if all requests hold too many."""
-        if self._received + n > self._config.limits.waiting_bytes:
-            raise Problem(
-                503,
-                "other requests hold all memory: try again later",
-                "Busy",
-                retry_after=2,
-            )
-        self._received += n
 
     # -- checks ------------------------------------------------------------------------
 
@@ -395,7 +395,6 @@ class ServiceMiddleware:
                 429,
                 "too many requests from this address were refused: wait a moment",
                 "TooOften",
-                retry_after=1,
             ) from problem
 
     def _check(self, exchange: _Exchange) -> None:
@@ -410,7 +409,6 @@ class ServiceMiddleware:
                 429,
                 "too many requests per second: wait a moment",
                 "TooOften",
-                retry_after=1,
             )
         self._check_length(exchange)
 

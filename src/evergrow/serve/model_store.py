@@ -516,7 +516,6 @@ class ServedModel:
                 503,
                 "too many changes of this model are waiting: try again later",
                 "QueueFull",
-                retry_after=1,
             )
         self._n_waiting += 1
         try:

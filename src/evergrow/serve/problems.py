@@ -56,8 +56,8 @@ class Problem(HTTPException):
         What happened and what to do, in one sentence.
     kind : str
         Fixed word for programs, the member ``error`` of the document.
-    retry_after : int, optional
-        Seconds after which the request can be repeated.
+    retry_after : int, default=1
+        Seconds after which a request with status 429 or 503 can be repeated.
     **members
         Further members of the problem document.
     """
@@ -68,11 +68,11 @@ class Problem(HTTPException):
         detail: str,
         kind: str = "Problem",
         *,
-        retry_after: int | None = None,
+        retry_after: int = 1,
         **members: Any,
     ) -> None:
         headers = {}
-        if retry_after is not None:
+        if status_code in (429, 503):
             headers["Retry-After"] = str(retry_after)
         if status_code == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="evergrow"'
@@ -124,8 +124,7 @@ def problem_of(
             "InternalError",
         )
     message = one_line(without_paths(str(error))) or HTTPStatus(status).phrase
-    retry_after = 1 if status == 503 else None
-    return Problem(status, message, type(error).__name__, retry_after=retry_after)
+    return Problem(status, message, type(error).__name__)
 
 
 def _validation_problem(error: RequestValidationError) -> Problem:

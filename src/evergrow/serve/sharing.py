@@ -81,7 +81,7 @@ class FairExecutor(ThreadPoolExecutor):
 
 
 class MemoryBudget:
-    """Bytes that all requests and jobs of a process may hold in memory together.
+    """A number of bytes that requests and jobs may hold in memory together.
 
     Jobs wait in order until their bytes are free. Requests do not wait: :meth:`take`
     raises a 503 problem. All methods must be called in the thread of the event loop.
