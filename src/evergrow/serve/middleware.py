@@ -246,7 +246,7 @@ class _Exchange:
         self._memory.take(n)
         self._n_held += n
 
-    def release_memory(self) -> None:
+    def release(self) -> None:
         """Release the body and all unpacked samples. Called at the end."""
         self._bodies.release(self.size)
         self._memory.release(self._n_held)
@@ -372,7 +372,7 @@ class ServiceMiddleware:
             response = problem_response(problem, exchange.id)
             await response(scope, receive, exchange.send)
         finally:
-            exchange.release_memory()
+            exchange.release()
             self._record(exchange, failure)
 
     # -- checks ------------------------------------------------------------------------
