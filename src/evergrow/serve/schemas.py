@@ -10,8 +10,15 @@ import unicodedata
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import UploadFile
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.json_schema import GetJsonSchemaHandler, JsonSchemaValue
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 SampleKind = Literal["images", "texts", "features"]
@@ -553,17 +560,17 @@ class JobRecord(BaseModel):
     id: str
     model: str
     state: JobState = "running"
-    done: int = Field(0, ge=0, description="Number of processed images.")
+    done: int = Field(default=0, ge=0, description="Number of processed images.")
     total: int = Field(ge=0)
     skipped: int = Field(
-        0, ge=0, description="Number of images that could not be read."
+        default=0, ge=0, description="Number of images that could not be read."
     )
     failures: list[SkippedImage] = Field(
-        [], description="The first 100 images that could not be read."
+        default=[], description="The first 100 images that could not be read."
     )
     error: str | None = None
     change: ChangeAnswer | None = Field(
-        None, description="The change; null until it is on disk."
+        default=None, description="The change; null until it is on disk."
     )
 
     @property

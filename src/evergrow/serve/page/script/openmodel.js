@@ -1,10 +1,11 @@
 /* The open model: its description by the service, its samples in this browser, and all changes. */
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
+import { cardsOf, holdOut } from "./cards.js";
 import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
 import {
-  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,
+  bodyOf, divideIntoRequests, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,
 } from "./samples.js";
 
 const AT_ONCE = 32; // samples per request that teaches: few, so that progress is visible
@@ -76,42 +77,13 @@ export class OpenModel extends EventTarget {
     this.arrange();
   }
 
-  /** Work out the cards from counts of the service and samples of this browser, and tell the views. */
+  /** Divide the samples among the cards, and tell the views. */
   arrange() {
-    const labelOf = labelling(this.record);
-    const counts = new Map(this.record.classes.map(({ name, samples }) => [name, samples]));
-    const cards = new Map();
-    const card = (name) => {
-      if (!cards.has(name)) cards.set(name, { name, count: counts.get(name) ?? 0, taught: [], held: [], waiting: [] });
-      return cards.get(name);
-    };
     const { settings } = this;
-    settings.empty = settings.empty.filter((name) => !counts.has(name));
-    for (const name of this.orderOfCards(counts)) card(name);
-    this.aside = [];
-    this.queue = [];
-    for (const sample of this.samples) {
-      const label = labelOf(sample);
-      if (sample.queued) this.queue.push(sample);
-      else if (sample.waiting) card(label).waiting.push(sample);
-      else if (label !== null && counts.has(label)) {
-        sample.hidden = false;
-        card(label)[sample.held ? "held" : "taught"].push(sample);
-      }
-      else if (!sample.hidden && !sample.keptId) this.aside.push(sample);
-    }
-    settings.order = [...cards.keys()];
-    this.classes = [...cards.values()];
+    settings.empty = settings.empty.filter((name) => !this.record.classes.some((one) => one.name === name));
+    Object.assign(this, cardsOf(this.record, settings, this.samples));
+    settings.order = this.classes.map(({ name }) => name);
     this.dispatchEvent(new Event("change"));
-  }
-
-  /** Return the names of all cards: in their stored order, then new classes as they were added, then empty cards. */
-  orderOfCards(counts) {
-    const { order, empty } = this.settings;
-    const added = new Map(this.record.history.flatMap(({ classes }) => classes).reverse().map((name, i) => [name, -i]));
-    const known = [...counts.keys()].sort((one, other) => added.get(one) - added.get(other));
-    const names = new Set([...order, ...known, ...empty]);
-    return [...names].filter((name) => counts.has(name) || empty.includes(name));
   }
 
   // -- samples in and out ------------------------------------------------------------------------------------------
@@ -132,39 +104,14 @@ export class OpenModel extends EventTarget {
    */
   async add(shown, { hold = true, atOnce = AT_ONCE } = {}) {
     const samples = shown.map(({ label, content }) => newSample(this.name, content, label));
-    if (hold) this.holdOut(samples);
-    this.batch(samples, atOnce);
+    if (hold) holdOut(samples, this.classes, this.settings.share);
+    divideIntoRequests(samples, atOnce);
     const held = samples.filter((sample) => sample.held).length;
     await keep(samples);
     this.samples.push(...samples);
     this.arrange();
     await this.teachWaiting();
     return { taught: samples.length - held, held, samples };
-  }
-
-  /** Mark some of the new samples of each class as held out. */
-  holdOut(samples) {
-    for (const label of new Set(samples.map((sample) => sample.wanted))) {
-      const mine = samples.filter((sample) => sample.wanted === label);
-      const known = this.classes.find((one) => one.name === label) ?? { taught: [], held: [], waiting: [] };
-      const [held, taught] = [known.waiting.filter((one) => one.held), known.waiting.filter((one) => !one.held)];
-      const n = countToHold(
-        this.settings.share, known.taught.length + taught.length, known.held.length + held.length, mine.length,
-      );
-      // The last frames of a recording differ most from its first ones.
-      if (n) for (const sample of mine.slice(-n)) sample.held = true;
-    }
-  }
-
-  /** Divide samples into requests. Those of one request share an idempotency key, so that it counts only once. */
-  batch(samples, atOnce = AT_ONCE) {
-    const taught = samples.filter((sample) => !sample.held);
-    let key = "";
-    taught.forEach((sample, i) => {
-      if (i % atOnce === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
-      sample.waiting = { key, error: "" };
-    });
-    for (const sample of samples) if (sample.held) sample.waiting = { key: key || "held", error: "" };
   }
 
   /**
@@ -314,8 +261,8 @@ export class OpenModel extends EventTarget {
     const late = await takeOver(this, samples); // taken by another client, which labelled the same image first
     this.samples = this.samples.filter((sample) => !late.includes(sample));
     const ours = samples.filter((sample) => !late.includes(sample));
-    if (hold) this.holdOut(ours);
-    this.batch(ours, atOnce);
+    if (hold) holdOut(ours, this.classes, this.settings.share);
+    divideIntoRequests(ours, atOnce);
     await keep(ours);
     this.arrange();
     await this.teachWaiting();

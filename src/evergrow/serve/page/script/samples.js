@@ -151,6 +151,18 @@ export function countToHold(share, taught, held, n) {
   return Math.max(0, Math.min(n - least, Math.floor(share * (taught + held + n) + 1e-9) - held));
 }
 
+/** Divide samples into requests. Those of one request share an idempotency key, so that it counts only once. */
+export function divideIntoRequests(samples, atOnce) {
+  const taught = samples.filter((sample) => !sample.held);
+  let key = "";
+  taught.forEach((sample, i) => {
+    if (i % atOnce === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+    sample.waiting = { key, error: "" };
+  });
+  // Held-out samples belong to the last request; without one, they need no request.
+  for (const sample of samples) if (sample.held) sample.waiting = { key: key || "held", error: "" };
+}
+
 /** Return samples as the body of a request, with further fields: settings for "send". */
 export function bodyOf(kind, samples, fields = {}) {
   if (kind === "images") {
