@@ -22,11 +22,11 @@ from tests.serve.running import Running, until
 from tests.serve.samples import files, rows
 
 from evergrow import Learner, tools
-from evergrow.serve import Limits, responses, routes, service
+from evergrow.serve import Limits, open_model, routes, service
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.config import Tokens
-from evergrow.serve.fair_executor import CALLER, FairExecutor
 from evergrow.serve.monitoring import Metrics
+from evergrow.serve.sharing import CALLER, FairExecutor
 
 KELVIN = "\u212a"  # which is the letter K in its normal form
 
@@ -294,7 +294,7 @@ def test_the_confusion_matrix_is_left_out_for_many_classes(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.taught("abc")
-    monkeypatch.setattr(responses, "MAX_CONFUSION_CLASSES", 2)
+    monkeypatch.setattr(open_model, "MAX_CONFUSION_CLASSES", 2)
     told = api.post("evaluate", {"rows": rows(0, 2), "label": "b"}).json()
     assert (told["confusion"], told["classes"]) == ([], ["a", "b", "c"])
     assert told["confused"][0]["n"] == 2

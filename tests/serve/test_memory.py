@@ -17,8 +17,8 @@ import pytest
 from tests.serve.running import Running, until
 from tests.serve.samples import png, zipped
 
-from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.problems import Problem
+from evergrow.serve.sharing import MemoryBudget
 
 MIB = 2**20
 ZIP = {"Content-Type": "application/zip"}

@@ -79,6 +79,26 @@ def test_405_responses_list_the_allowed_methods(api: Any) -> None:
     assert api.client.get("/nowhere").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("teach", {"rows": [[0.0, "x"]], "label": "a"}, "rows[0][1]"),
+        ("teach", {"rows": [[0.0]], "label": "\n"}, "label"),
+        ("teach", {"rows": [[0.0]], "labels": [""]}, "labels[0]"),
+        ("groups", {"rows": [[0.0]], "unknown": [0, -1]}, "unknown[1]"),
+        ("rollback", {"to": 0}, "to"),
+    ],
+)
+def test_errors_name_the_invalid_field(
+    api: Any, path: str, body: dict[str, Any], field: str
+) -> None:
+    api.create()
+    refused = api.post(path, body)
+    assert refused.status_code == 422
+    assert [error["field"] for error in refused.json()["errors"]] == [field]
+    assert refused.json()["detail"].startswith(f"{field}: ")
+
+
 def test_metrics_count_requests_and_samples(api: Any) -> None:
     api.taught()
     api.post("predict", {"rows": rows(0, 5)})

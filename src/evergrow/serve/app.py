@@ -41,6 +41,11 @@ def create_app(config: ServeConfig) -> FastAPI:
     config : ServeConfig
         All settings.
 
+    Raises
+    ------
+    PathError
+        If the folder of the models cannot be used.
+
     Examples
     --------
     >>> import tempfile
@@ -60,6 +65,7 @@ def create_app(config: ServeConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Set up threads and warnings, and end them when the server stops."""
         service.set_up_threads()
         with collect_warnings():
             yield
@@ -94,7 +100,10 @@ def create_app(config: ServeConfig) -> FastAPI:
 
 
 def _complete_openapi(app: FastAPI) -> None:
-    """Add the problem document and the names of methods to the OpenAPI description."""
+    """Add the problem document and the names of methods to the OpenAPI description.
+
+    The application keeps the description that it returned once, so it can be changed.
+    """
     schemas = app.openapi()["components"]["schemas"]
     schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
     schemas["NewModel"]["properties"]["method"]["enum"] = HEADS.names()

@@ -8,6 +8,7 @@ other samples in a batch, and unlearning needs exactly the same features again.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
 from evergrow.features.image_backbone import ImageBackbone
-from evergrow.features.weights import best_backbone, list_backbones
+from evergrow.features.weights import BackboneInfo, best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
 from evergrow.serve.config import Limits, ServeConfig
@@ -40,6 +41,11 @@ from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
 Prepared = torch.Tensor | str
 """A preprocessed image, or a text."""
 FeatureRows = NDArray[np.float32]
+"""Features of shape (n, d)."""
+_PREDICTED_PER_CORE = 8
+"""Samples per core that one request may encode before others have a turn."""
+_ALONE_PER_CORE = 2
+"""The same for samples that are encoded alone, which takes longer per sample."""
 
 
 # -- threads of torch ------------------------------------------------------------------
@@ -55,11 +61,8 @@ def cores() -> int:
 
 
 def limit_torch(n: int) -> None:
-    """Limit torch in this thread, see :func:`~evergrow.core.threads.limit_threads`.
-
-    The number of cores is read first, because the limit would hide it.
-    """
-    cores()
+    """Let torch use at most `n` cores in this thread, until it is called again."""
+    cores()  # remembered now, because the limit would hide it
     limit_threads(n)
 
 
@@ -68,7 +71,7 @@ def limit_torch(n: int) -> None:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request in the queue.
+    """A request in a queue. Its samples move to `rows` as they are encoded.
 
     Parameters
     ----------
@@ -79,7 +82,7 @@ class _Waiting:
     result : Future
         Result of the request.
     rows : list of ndarray
-        Features of the samples encoded so far.
+        Features of the samples encoded so far, one matrix per piece.
     """
 
     samples: Sequence[Prepared]
@@ -88,7 +91,10 @@ class _Waiting:
     rows: list[FeatureRows] = field(default_factory=list)
 
     def finish(self, value: Any) -> None:
-        """Set the result or the exception, unless the caller has left."""
+        """Set the result, or the exception if `value` is one.
+
+        Does nothing if the caller cancelled the request.
+        """
         if not self.result.set_running_or_notify_cancel():
             return
         if isinstance(value, BaseException):
@@ -116,6 +122,8 @@ class Batcher:
 
     Attributes
     ----------
+    backbone : Backbone
+        The backbone.
     depth : int
         Number of samples that are queued or being encoded.
     """
@@ -126,9 +134,8 @@ class Batcher:
         self._reserved = 0  # samples being decoded for the queue
         self._limits = limits
         self._metrics = metrics
-        # Samples of one request that are encoded before other requests have a turn.
-        self._predict_piece = min(limits.batch, 8 * cores())
-        self._alone_piece = 2 * cores()
+        self._predict_piece = min(limits.batch, _PREDICTED_PER_CORE * cores())
+        self._alone_piece = _ALONE_PER_CORE * cores()
         self._predict_queue: deque[_Waiting] = deque()
         self._alone_queue: deque[_Waiting] = deque()
         self._lock = threading.Lock()
@@ -141,12 +148,12 @@ class Batcher:
             self._crew = ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,))
 
     def has_room(self, n: int) -> bool:
-        """Return whether the queue has room. An empty queue takes any number."""
+        """Return whether `n` samples may be queued. An empty queue takes any number."""
         return not self.depth or self.depth + n <= self._limits.queue
 
     @contextmanager
     def reserve(self, n: int) -> Iterator[None]:
-        """Reserve room in the queue while samples are decoded.
+        """Reserve room for `n` samples during a block that decodes them.
 
         Without a reservation, any number of requests could hold decoded images while
         the queue still has room.
@@ -170,7 +177,7 @@ class Batcher:
     def submit(
         self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None
     ) -> Future[Any]:
-        """Queue samples and return a future of their features or predictions.
+        """Queue samples and return the future of their features or predictions.
 
         Parameters
         ----------
@@ -181,6 +188,11 @@ class Batcher:
             the same features.
         model : Version, optional
             Model whose ``predict`` is called. Default: the result is the features.
+
+        Returns
+        -------
+        Future
+            Features of shape (n, d), or with `model` its :class:`Answers`.
 
         Raises
         ------
@@ -194,6 +206,7 @@ class Batcher:
             if not self.has_room(len(samples)):
                 raise _queue_full()
             try:
+                # One call per piece, so that the worker returns for the rest.
                 for _ in range(0, len(samples), piece):
                     self._worker.submit(self._work)
             except RuntimeError as error:  # the executor was shut down
@@ -227,7 +240,10 @@ class Batcher:
             self._process(batch, self._predict_queue)
 
     def _take_batch(self) -> list[_Waiting]:
-        """Remove requests to one model from the queue, at most a batch of samples."""
+        """Remove requests to the first model in the queue and return them.
+
+        Together they have at most a batch of samples; the first may have more.
+        """
         batch: list[_Waiting] = []
         left = self._limits.batch
         for entry in list(self._predict_queue):
@@ -241,9 +257,10 @@ class Batcher:
         return batch
 
     def _process(self, requests: list[_Waiting], queue: deque[_Waiting]) -> None:
-        """Encode a piece of each request.
+        """Encode a piece of each request, which was taken from `queue`.
 
         Complete requests get their result; the others return to the end of the queue.
+        An error is the result of all of them.
         """
         alone = queue is self._alone_queue
         size = self._alone_piece if alone else self._predict_piece
@@ -259,6 +276,7 @@ class Batcher:
             results = [error] * len(requests)
         for entry in requests:
             n = size
+            # The rest of a failed or cancelled request is dropped.
             if entry in finished or entry.result.cancelled():
                 n = len(entry.samples)
             entry.samples = entry.samples[n:]
@@ -279,7 +297,11 @@ class Batcher:
             entry.rows.append(part)
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
-        """Return the features of samples, encoded one by one or in batches."""
+        """Return the features of samples, encoded one by one or in batches.
+
+        The crew encodes parts in parallel, with one core for each. Without it, or for
+        few samples, each part uses all cores.
+        """
         crew = None
         if alone or len(samples) >= cores():
             crew = self._crew
@@ -287,7 +309,7 @@ class Batcher:
         if not alone:
             size = min(self._limits.batch, len(samples))
         if crew is not None:
-            size = -(-size // cores())
+            size = math.ceil(size / cores())
         parts = [samples[i : i + size] for i in range(0, len(samples), size)]
         for part in parts:
             self._metrics.batch_size.observe(len(part))
@@ -298,11 +320,11 @@ class Batcher:
 
 
 def _queue_full() -> Problem:
+    """Return the problem of requests for which the queue has no room."""
     return Problem(
         503,
         "the queue of the service is full: try again later",
         "QueueFull",
-        retry_after=1,
     )
 
 
@@ -331,28 +353,18 @@ class BackbonePool:
     def offers(self) -> list[BackboneOffer]:
         """Return the backbones for new models that need no download, the best first."""
         added = [
-            BackboneOffer(
-                name=name,
-                kind=SAMPLE_KINDS[backbone.kind],
-                n_features=backbone.n_features,
-                about="added to this service",
-            )
+            _offer(name, backbone, "added to this service")
             for name, backbone in self._added.items()
         ]
         listed = [
-            BackboneOffer(
-                name=info.name,
-                kind=SAMPLE_KINDS[info.kind],
-                n_features=info.n_features,
-                about=info.about,
-            )
+            _offer(info.name, info, info.about)
             for info in list_backbones()
             if info.available
         ]
         return added + listed
 
     def chosen(self, kind: Kind, name: str) -> Batcher:
-        """Return the backbone for a new model.
+        """Return the queue of the backbone for a new model. Load it if necessary.
 
         Parameters
         ----------
@@ -384,7 +396,7 @@ class BackbonePool:
         )
 
     def of_learner(self, learner: Learner) -> Batcher | None:
-        """Return the backbone of a model, or None if its samples are features.
+        """Return the queue of a model's backbone, or None if it takes features.
 
         The backbone is loaded if no other model uses it.
         """
@@ -398,7 +410,10 @@ class BackbonePool:
         return self._share(key, learner.backbone_)
 
     def loaded(self, learner: Learner) -> Batcher | None:
-        """Return the backbone of a model if it is loaded, without waiting."""
+        """Return the queue of a model's backbone, or None if it is not loaded.
+
+        Never waits. A model that takes features has none.
+        """
         if learner.state_.spec is None:
             return None
         return self._shared.get(_key(learner.state_.spec))
@@ -441,7 +456,16 @@ class BackbonePool:
             batcher.close()
 
     def _share(self, key: str, load: Callable[[], Backbone]) -> Batcher:
-        """Return the queue of a backbone. Load it if necessary, one at a time."""
+        """Return the queue of a backbone. Load the backbone if necessary.
+
+        Parameters
+        ----------
+        key : str
+            Key of the backbone: ``offer NAME``, or the key of its specification. Both
+            lead to the same queue.
+        load : callable
+            Loads the backbone. Only one is loaded at a time.
+        """
         if key not in self._shared:
             with self._loading:
                 if key not in self._shared:
@@ -450,9 +474,19 @@ class BackbonePool:
                     batcher = self._shared.get(spec_key)
                     if batcher is None:
                         batcher = Batcher(backbone, self._limits, self._metrics)
+                    # A new dict, because others read it without the lock.
                     self._shared = {**self._shared, key: batcher, spec_key: batcher}
         return self._shared[key]
 
 
+def _offer(name: str, backbone: Backbone | BackboneInfo, about: str) -> BackboneOffer:
+    """Return the description of an offered backbone."""
+    kind = SAMPLE_KINDS[backbone.kind]
+    return BackboneOffer(
+        name=name, kind=kind, n_features=backbone.n_features, about=about
+    )
+
+
 def _key(spec: BackboneSpec) -> str:
+    """Return a text that is equal for backbones with the same features."""
     return json.dumps(spec.decisive(), sort_keys=True, default=str)

@@ -51,6 +51,7 @@ def media_type(request: Request) -> str:
 
 
 def _check_media_type(request: Request, *supported: str) -> None:
+    """Raise a 415 problem for other content types."""
     if media_type(request) not in supported:
         raise Problem(
             415,
@@ -61,7 +62,22 @@ def _check_media_type(request: Request, *supported: str) -> None:
 
 
 def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
-    """Validate a value with pydantic. Errors become a 422 problem that lists fields."""
+    """Convert a value to a type with pydantic.
+
+    Parameters
+    ----------
+    kind : type
+        The type, such as a pydantic model.
+    value : object
+        The value.
+    strict : bool, optional
+        Whether values of other types are rejected. Default: as the type says.
+
+    Raises
+    ------
+    RequestValidationError
+        If the value does not fit. Becomes a 422 problem that lists the fields.
+    """
     try:
         return TypeAdapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
@@ -89,8 +105,9 @@ class BoundedRequest(Request):
         Raises
         ------
         Problem
-            400 if the body is not valid JSON, 413 if it has too many values, 422 if it
-            does not match the model.
+            400 if the body is not valid JSON, 413 if it has too many values.
+        RequestValidationError
+            If it does not match the model.
         """
         body = await self.body()
         max_values = self.app.state.service.limits.json_values
@@ -105,7 +122,11 @@ class BoundedRequest(Request):
 
 
 def _parse_json(body: bytes, max_values: int) -> Any:
-    """Parse JSON with at most so many values, estimated from its punctuation."""
+    """Parse JSON.
+
+    Raises a 413 problem for more than `max_values` values, estimated from punctuation
+    before it is parsed, 400 if it is malformed, and 422 for too many fields.
+    """
     n_containers = sum(map(body.count, (b"[", b"{", b":")))
     if max(body.count(b","), _CONTAINER_COST * n_containers) > max_values:
         raise Problem(
@@ -138,6 +159,7 @@ class BoundedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_bounded(request: Request) -> Response:
+            # Pages of other sites may send other types without asking the service.
             if self.body_field is not None:
                 _check_media_type(request, JSON)
             return await handle(BoundedRequest(request.scope, request.receive))
@@ -149,7 +171,24 @@ class BoundedRoute(APIRoute):
 
 
 async def receive_file(request: Request, path: Path, *media_types: str) -> bytes:
-    """Write the body to a new file and return its hash."""
+    """Write the body of a request to a new file and return its hash.
+
+    Parameters
+    ----------
+    request : Request
+        The request.
+    path : Path
+        The file, which must not exist.
+    *media_types : str
+        Accepted content types.
+
+    Raises
+    ------
+    Problem
+        415 for another content type.
+    ModelWriteError
+        If the file cannot be written.
+    """
     _check_media_type(request, *media_types)
     digest = hashlib.blake2b(digest_size=16)
     try:
@@ -168,9 +207,25 @@ async def receive_file(request: Request, path: Path, *media_types: str) -> bytes
 
 
 async def read_form(request: Request, kind: type[RequestModel]) -> Any:
-    """Read a form and validate it as a pydantic model.
+    """Read a form and return it as a pydantic model.
 
-    The fields ``images``, ``labels`` and ``unknown`` may be repeated.
+    The fields ``images``, ``labels`` and ``unknown`` may be repeated. Files stay in
+    memory.
+
+    Parameters
+    ----------
+    request : Request
+        The request.
+    kind : type of RequestModel
+        The model, whose fields are those of the form.
+
+    Raises
+    ------
+    Problem
+        415 for another content type, 400 if the form is malformed, 413 if it has too
+        many or too large fields.
+    RequestValidationError
+        If the fields do not match the model.
     """
     _check_media_type(request, FORM)
     limits: Limits = request.app.state.service.limits
@@ -178,8 +233,10 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
         request.headers,
         _small_chunks(request),
         max_files=limits.samples,
+        # Two lists, such as labels and unknown, and a few other fields.
         max_fields=2 * limits.samples + 100,
-        max_part_size=limits.text_characters * 4,
+        # A character has at most four bytes.
+        max_part_size=4 * limits.text_characters,
     )
     # All files stay in memory: no sample is written to disk.
     parser.spool_max_size = limits.body_bytes
@@ -200,9 +257,10 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
     fields = {}
     for name in form:
         values = form.getlist(name)
-        # Other repeated fields stay lists, which the validation rejects.
+        # Other fields that are repeated become lists too, which validation rejects.
         is_list = name in _LIST_FIELDS or len(values) > 1
         fields[name] = values if is_list else values[0]
+    # All values of a form are texts or files, so numbers must be converted.
     return validated(kind, fields, strict=False)
 
 
@@ -224,6 +282,7 @@ def describe_form(kind: type[RequestModel]) -> dict[str, Any]:
 
 
 def _form_content(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of the content of a form."""
     return {
         "schema": schema,
         "encoding": {"images": {"contentType": "image/png, image/jpeg"}},
@@ -237,6 +296,8 @@ def _form_content(schema: dict[str, Any]) -> dict[str, Any]:
 class RequestSamples:
     """The samples of a request: images, texts or feature vectors.
 
+    A request may give several kinds or none, which the model then refuses.
+
     Parameters
     ----------
     images : list of (str, bytes), optional
@@ -246,9 +307,9 @@ class RequestSamples:
     rows : list of list of float, or ndarray of shape (n, d), optional
         Feature vectors.
     fields : JsonSamples or SampleForm, optional
-        The other fields of the request.
+        The whole request, with the fields that :class:`SampleBody` adds.
     content : tuple of bytes
-        The raw request, for its idempotency key.
+        The raw request, for the hash of :meth:`ChangeRequest.with_content`.
     """
 
     images: list[tuple[str, bytes]] | None = None
@@ -262,7 +323,13 @@ class RequestSamples:
         return max((len(part) for part in parts if part is not None), default=0)
 
     def labels(self) -> NDArray[np.str_]:
-        """Return the label of every sample, from ``label`` or ``labels``."""
+        """Return the label of every sample, from the field ``label`` or ``labels``.
+
+        Raises
+        ------
+        LabelError
+            If both or neither are given, or ``labels`` has another length.
+        """
         label = self.fields.label
         labels = self.fields.labels
         n = len(self)
@@ -287,7 +354,7 @@ class SampleBody:
     Parameters
     ----------
     fields : type of RequestModel
-        The further fields.
+        The further fields. They become attributes of ``RequestSamples.fields``.
     """
 
     def __init__(self, fields: type[RequestModel]) -> None:
@@ -296,7 +363,7 @@ class SampleBody:
         self._form = create_model(f"{name}Form", __base__=(SampleForm, fields))
 
     async def __call__(self, request: BoundedRequest) -> RequestSamples:
-        """Return the samples of a request."""
+        """Return the samples of a request. Called by FastAPI."""
         _check_media_type(request, JSON, FORM)
         if media_type(request) == FORM:
             return await self._read_form(request)
@@ -305,6 +372,7 @@ class SampleBody:
         return RequestSamples(None, fields.texts, fields.rows, fields, content)
 
     async def _read_form(self, request: BoundedRequest) -> RequestSamples:
+        """Return the samples in a form. In `content`, the fields precede the files."""
         fields = await read_form(request, self._form)
         files = [await file.read() for file in fields.images or ()]
         images = [(f"images[{i}]", data) for i, data in enumerate(files)]
@@ -331,7 +399,10 @@ class SampleBody:
 
 
 def _require_one_of_each(schema: dict[str, Any], *groups: tuple[str, ...]) -> None:
-    """Require exactly one field of each group that the schema contains."""
+    """Add to an OpenAPI schema that exactly one field of each group is required.
+
+    Fields that the schema does not have are left out of their group.
+    """
     schema["allOf"] = []
     for group in groups:
         names = sorted(set(group) & set(schema["properties"]))
@@ -344,18 +415,23 @@ async def _read_rows(request: Request, data: bytes) -> NDArray[np.float64]:
     """Return the matrix in a ``.npy`` file as float64.
 
     It can take eight times the memory of the file, which counts towards the memory
-    budget until the request ends.
+    budget until the request ends. Raises the errors of :func:`_parse_npy` and of
+    :meth:`MemoryBudget.take`.
     """
     limits: Limits = request.app.state.service.limits
     table = _parse_npy(data, limits.samples)
-    request.state.hold_memory(8 * table.size)
+    request.state.hold_memory(table.size * np.dtype(np.float64).itemsize)
     return await asyncio.to_thread(table.astype, np.float64)
 
 
 def _parse_npy(data: bytes, max_rows: int) -> NDArray[Any]:
-    """Return the matrix of numbers in a ``.npy`` file, as a view of the file."""
+    """Return the matrix of numbers in a ``.npy`` file, as a view of the file.
+
+    Raises :class:`InputError` for other contents, and a 413 problem for too many rows.
+    """
     try:
         file = io.BytesIO(data)
+        # Not np.load, which would allocate memory by the shape that the file states.
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("the file is not a .npy file of version 1")
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)

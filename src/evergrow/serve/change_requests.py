@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from pydantic import AfterValidator, Field
-from pydantic.json_schema import SkipJsonSchema
 
 from evergrow.learner.snapshot import Change
 from evergrow.serve.problems import Problem
+from evergrow.serve.schemas import Omittable
 
 _REQUESTS = "requests"
 """Field of a change in the history: the keys of the requests that it fulfilled."""
@@ -50,7 +50,16 @@ class ChangeRequest:
     who: str | None = None
 
     def with_content(self, *content: bytes, note: str = "") -> ChangeRequest:
-        """Return the request with the hash of its content and a note.
+        """Return a copy of the request with the hash of its content and a note.
+
+        Without an idempotency key there is no hash.
+
+        Parameters
+        ----------
+        *content : bytes
+            Parts of the request that determine the change.
+        note : str
+            Note for the history.
 
         Examples
         --------
@@ -64,18 +73,21 @@ class ChangeRequest:
             return dataclasses.replace(self, content="", note=note)
         digest = hashlib.blake2b(digest_size=12)
         for part in content:
+            # With the lengths, parts cannot be divided in another way.
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
         return dataclasses.replace(self, content=digest.hexdigest(), note=note)
 
     def extra(self) -> dict[str, Any]:
-        """Return the additional fields of the change in the history."""
+        """Return the fields that the change gets in the history, besides its own."""
         if self.key:
             return {_REQUESTS: [{"key": self.key, "content": self.content}]}
         return {}
 
     def fulfilled_by(self, change: Change) -> bool:
-        """Return whether a change in the history already fulfilled this request.
+        """Return whether a change in the history fulfilled this request.
+
+        A request without an idempotency key was never fulfilled.
 
         Raises
         ------
@@ -111,6 +123,7 @@ IfMatch = Annotated[
 
 
 def _check_key(key: str) -> str:
+    """Return a valid Idempotency-Key. Raise ValueError for others."""
     if not (key.isascii() and key.isprintable()):
         raise ValueError(
             "an Idempotency-Key must contain printable ASCII characters only"
@@ -129,13 +142,14 @@ def _change_request(
     request: Request,
     if_match: IfMatch = "",
     idempotency_key: Annotated[
-        KeyText | SkipJsonSchema[None],
+        Omittable[KeyText],
         Header(
             description="Repeated requests with the same key count once, also after a "
             "restart."
         ),
     ] = None,
 ) -> ChangeRequest:
+    """Return the conditions in the headers of a request. A dependency of routes."""
     key = ""
     if idempotency_key:
         key = hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
@@ -143,6 +157,7 @@ def _change_request(
         request.path_params["m"],
         if_match,
         key,
+        # Set by the middleware if a token is required.
         who=getattr(request.state, "token", "") or None,
     )
 

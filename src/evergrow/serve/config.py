@@ -231,7 +231,11 @@ class Tokens:
 
 
 def _secret_in_header(authorization: str) -> str | None:
-    """Return the secret in an ``Authorization`` header, or None if it is malformed."""
+    """Return the secret in an ``Authorization`` header.
+
+    It is the token after ``Bearer``, or the password after ``Basic``. None for other
+    schemes and malformed headers.
+    """
     scheme, _, value = authorization.partition(" ")
     secret = value.strip()
     if scheme.casefold() == "bearer":
@@ -325,6 +329,8 @@ class ServeConfig:
 
 def is_loopback(host: str) -> bool:
     """Return whether an address can be reached from this machine only.
+
+    Names other than ``localhost`` are not looked up and count as reachable.
 
     Examples
     --------

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -36,8 +35,8 @@ from evergrow.serve.bodies import (
     read_form,
 )
 from evergrow.serve.model_store import kept_folder, remove_kept
+from evergrow.serve.open_model import ModelDep, evaluation_response
 from evergrow.serve.problems import PROBLEMS, Problem
-from evergrow.serve.responses import evaluation_response
 from evergrow.serve.schemas import (
     KeepRequest,
     KeptEvaluation,
@@ -45,12 +44,20 @@ from evergrow.serve.schemas import (
     KeptImage,
     KeptRecord,
 )
-from evergrow.serve.service import ModelDep, ServiceDep, check_writable
+from evergrow.serve.service import check_writable
 
 _MAX_LINE = 4000
 """Maximum length of the JSON line in bytes."""
 _ID = re.compile("[0-9a-f]{32}")
 _WRITES = [Depends(check_writable)]
+
+
+class _StoredImage(NamedTuple):
+    """An image, whether its class was forgotten since, and its pixels as a file."""
+
+    image: KeptImage
+    is_forgotten: bool
+    data: bytes
 
 
 class KeptImages:
@@ -59,9 +66,7 @@ class KeptImages:
     Parameters
     ----------
     model : OpenModel
-        A model of images.
-    service : Service
-        The service.
+        The model.
 
     Attributes
     ----------
@@ -69,17 +74,21 @@ class KeptImages:
         Folder of the images.
     on : bool
         Whether storage is on.
+
+    Raises
+    ------
+    InputError
+        If the model does not take images.
     """
 
-    def __init__(self, model: ModelDep, service: ServiceDep) -> None:
+    def __init__(self, model: ModelDep) -> None:
         if model.version.kind != "images":
             raise InputError(
                 f"the model takes {model.version.kind}: only models of images can "
                 "store images on the server"
             )
         self.model = model
-        self.service = service
-        self._limits = service.limits
+        self._limits = model.service.limits
         self.folder = kept_folder(model.file.path)
         self.on = self.folder.is_dir() and not self.folder.is_symlink()
 
@@ -93,17 +102,16 @@ class KeptImages:
             )
 
     def record(self) -> KeptRecord:
-        """Return all images, the oldest first, under the current names of classes."""
-        names: list[str] = []
-        # Another client may switch storage off at any time.
-        with suppress(FileNotFoundError):
-            if self.on:
-                names = os.listdir(self.folder)
-        images = []
-        for name in names:
-            found = self._read(self.folder / name)
-            if found is not None:
-                images.append(found[0])
+        """Return all images, the oldest first, under the current names of classes.
+
+        Images of forgotten classes are left out.
+        """
+        found = map(self._read, self._paths() if self.on else [])
+        images = [
+            stored.image
+            for stored in found
+            if stored is not None and not stored.is_forgotten
+        ]
         images.sort(key=lambda image: (image.when, image.id))
         return KeptRecord(
             on=self.on,
@@ -116,10 +124,23 @@ class KeptImages:
     def add(self, images: list[tuple[KeptImage, bytes]]) -> KeptRecord:
         """Store new images. Images that are already stored are ignored.
 
+        Parameters
+        ----------
+        images : list of (KeptImage, bytes)
+            Descriptions and files.
+
+        Returns
+        -------
+        KeptRecord
+            All stored images.
+
         Raises
         ------
         Problem
             413 if the limits would be exceeded. No image is stored then.
+        ModelWriteError
+            If the images cannot be written, for example because storage was switched
+            off meanwhile.
         """
         try:
             with locked(self.folder, wait=True):
@@ -139,12 +160,12 @@ class KeptImages:
                         temporary.write_bytes(line + b"\n" + data)
                 return self.record()
         except OSError as error:
-            # Storage may have been switched off meanwhile.
             raise ModelWriteError(
                 f"the images cannot be written: {error.strerror}"
             ) from error
 
     def _check_limits(self, n_images: int, n_bytes: int) -> None:
+        """Raise a 413 problem if so many images may not be stored."""
         limits = self._limits
         if n_images > limits.kept_images or n_bytes > limits.kept_bytes:
             raise Problem(
@@ -154,12 +175,11 @@ class KeptImages:
                 "TooMany",
             )
 
-    def find(self, image_id: UUID) -> tuple[KeptImage, bytes]:
-        """Return an image and its file, or raise a 404 problem."""
-        found = None
-        if self.on:
-            found = self._read(self.folder / image_id.hex, with_data=True)
-        if found is None:
+    def find(self, image_id: UUID) -> _StoredImage:
+        """Return an image with its data. Raise a 404 problem if there is none."""
+        path = self.folder / image_id.hex
+        found = self._read(path, with_data=True) if self.on else None
+        if found is None or found.is_forgotten:
             raise Problem(
                 404,
                 "there is no such image: another user may have removed it",
@@ -167,21 +187,27 @@ class KeptImages:
             )
         return found
 
-    def _read(
-        self, path: Path, *, with_data: bool = False
-    ) -> tuple[KeptImage, bytes] | None:
-        """Return an image, or None for links, damaged files and foreign files."""
+    def _paths(self) -> list[Path]:
+        """Return all files in the folder; none if it does not exist."""
+        # Another client may switch storage off at any time.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return list(self.folder.iterdir())
+        return []
+
+    def _read(self, path: Path, *, with_data: bool = False) -> _StoredImage | None:
+        """Return an image under the current name of its class.
+
+        None if the file is missing, unreadable, damaged, a link, or not an image of
+        this folder. The data are empty without `with_data`.
+        """
         if not _ID.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             return None
-        with suppress(FileNotFoundError, ValidationError), open(path, "rb") as file:
+        with suppress(OSError, ValidationError), open(path, "rb") as file:
             image = KeptImage.model_validate_json(file.readline(_MAX_LINE))
-            label, forgotten = self._current_label(image)
-            if forgotten:
-                return None
-            data = b""
-            if with_data:
-                data = file.read(self._limits.kept_bytes)
-            return image.model_copy(update={"id": path.name, "label": label}), data
+            label, is_forgotten = self._current_label(image)
+            image = image.model_copy(update={"id": path.name, "label": label})
+            data = file.read(self._limits.kept_bytes) if with_data else b""
+            return _StoredImage(image, is_forgotten, data)
         return None
 
     def _current_label(self, image: KeptImage) -> tuple[str | None, bool]:
@@ -212,20 +238,12 @@ class KeptImages:
             according to the history are removed in any case.
         """
         forgotten_now = frozenset(names)
-        try:
-            with os.scandir(self.folder) as entries:
-                paths = [Path(entry.path) for entry in entries]
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for path in paths:
-            if not _ID.fullmatch(path.name) or path.is_symlink():
+        for path in self._paths():
+            stored = self._read(path)
+            if stored is None:
                 continue
-            with suppress(OSError, ValidationError):
-                with open(path, "rb") as file:
-                    line = file.readline(_MAX_LINE)
-                image = KeptImage.model_validate_json(line)
-                label, forgotten = self._current_label(image)
-                if forgotten or label in forgotten_now:
+            if stored.is_forgotten or stored.image.label in forgotten_now:
+                with suppress(OSError):
                     path.unlink()
 
 
@@ -241,7 +259,7 @@ router = APIRouter(
 @router.get("")
 def list_kept(kept: KeptDep) -> KeptRecord:
     """Return the test images and the review queue stored on the server."""
-    if kept.on and not kept.service.config.read_only:
+    if kept.on and not kept.model.service.config.read_only:
         # A command may have forgotten classes.
         kept.remove_classes()
     return kept.record()
@@ -269,14 +287,18 @@ def switch_kept(kept: KeptDep, body: KeepRequest) -> KeptRecord:
     "", status_code=201, dependencies=_WRITES, openapi_extra=describe_form(KeptForm)
 )
 async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
-    """Store test images with their classes, or images for review."""
+    """Store test images with their classes, or images for review.
+
+    Their pixels are stored without loss, and without the metadata of the files.
+    """
     form: KeptForm = await read_form(request, KeptForm)
     kept.require_on()
     images = [(f"images[{i}]", await file.read()) for i, file in enumerate(form.images)]
     labels: list[str | None] = [None] * len(images)
     if form.set == "test":
         labels = RequestSamples(images=images, fields=form).labels().tolist()
-    files = [await kept.service.without_metadata(name, data) for name, data in images]
+    encode = kept.model.service.without_metadata
+    files = [await encode(name, data) for name, data in images]
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     records = []
     for upload, file, label in zip(form.images, files, labels, strict=True):
@@ -313,16 +335,15 @@ async def evaluate_kept(
         raise InputError("this model has no test images on the server: add some first")
     request.state.hold_memory(sum(image.bytes for image in tests))
 
-    def read_all() -> list[tuple[KeptImage, bytes]]:
+    def read_all() -> list[_StoredImage]:
         return [kept.find(UUID(image.id)) for image in tests]
 
     found = await asyncio.to_thread(read_all)
-    samples = RequestSamples(images=[(image.name, data) for image, data in found])
+    images = [(stored.image.name, stored.data) for stored in found]
     return await evaluation_response(
-        kept.service,
         kept.model,
-        samples,
-        [image.label or "" for image, _ in found],
+        RequestSamples(images=images),
+        [stored.image.label or "" for stored in found],
         false_alarm,
         KeptEvaluation,
         ids=[image.id for image in tests],
@@ -333,7 +354,7 @@ async def evaluate_kept(
 def read_kept(kept: KeptDep, k: UUID) -> Response:
     """Return the pixels of an image as WebP or PNG, without metadata."""
     return Response(
-        kept.find(k)[1],
+        kept.find(k).data,
         media_type=FILE,
         headers={"Content-Disposition": "attachment", "Cache-Control": "no-store"},
     )
@@ -342,8 +363,8 @@ def read_kept(kept: KeptDep, k: UUID) -> Response:
 @router.delete(
     "/{k:uuid}", status_code=204, response_class=Response, dependencies=_WRITES
 )
-def remove_image(kept: KeptDep, k: UUID) -> Response:
+def remove_image(kept: KeptDep, k: UUID) -> None:
     """Remove an image for good."""
+    # Only an image that clients can see may be removed; others give 404.
     kept.find(k)
     (kept.folder / k.hex).unlink(missing_ok=True)
-    return Response(status_code=204)

@@ -31,9 +31,10 @@ from evergrow.serve.bodies import UPLOAD, receive_file, validated
 from evergrow.serve.change_requests import ChangeRequest, ChangeRequestDep
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log
+from evergrow.serve.open_model import ModelDep, OpenModel
 from evergrow.serve.problems import PROBLEMS, Problem, problem_of
 from evergrow.serve.schemas import ClassNames, JobRecord, SkippedImage
-from evergrow.serve.service import ModelDep, OpenModel, Service, check_writable
+from evergrow.serve.service import Service, check_writable
 
 _MAX_JOBS = 100
 """Number of jobs that are remembered."""
@@ -52,7 +53,7 @@ LabelledImages = list[tuple[str, str]]
 
 
 def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
-    """Open a zip with one folder of images per class. Nothing is unpacked to disk.
+    """Open a zip with one folder of images per class. Nothing is unpacked.
 
     Returns
     -------
@@ -64,8 +65,10 @@ def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
     Raises
     ------
     Problem
-        413 if the zip has too many or too large files; 422 if it is not a valid zip or
-        has no images.
+        413 if the zip has too many files or its files are too large together; 422 if it
+        is not a valid zip or has no images.
+    RequestValidationError
+        If a name of a class is not allowed.
     """
     try:
         archive = DataArchive(Tree(path.parent), path.name, limits.zip_entries)
@@ -94,9 +97,10 @@ def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
 
 
 def _labelled_images(names: list[str]) -> LabelledImages:
-    """Return the images in a list of files, with the folder of each as its class.
+    """Return the images in a list of files, with the outermost folder as the class.
 
-    A single outer folder, which many tools add, is not a class.
+    Hidden files and folders are left out. If all images are in subfolders of a single
+    folder, which many tools add, the subfolders are the classes.
     """
     paths = []
     for name in names:
@@ -131,6 +135,7 @@ class Jobs:
         service.metrics.jobs.set_function(self._n_open)
 
     def _n_open(self) -> int:
+        """Return the number of jobs that have not ended."""
         return sum(not record.has_ended for record in self.records.values())
 
     def find(self, job_id: str) -> JobRecord:
@@ -158,7 +163,7 @@ class Jobs:
     async def start(
         self, model: OpenModel, path: Path, request: ChangeRequest, holding: ExitStack
     ) -> JobRecord:
-        """Check a zip and start to learn it.
+        """Check a zip and start a task that learns it.
 
         Parameters
         ----------
@@ -169,9 +174,20 @@ class Jobs:
         request : ChangeRequest
             Conditions of the change.
         holding : ExitStack
-            Holds the zip. Closed at the end of the job.
+            Resources of the zip. The job takes them over and closes them at its end.
+
+        Returns
+        -------
+        JobRecord
+            The record of the new job, which is updated as it runs.
+
+        Raises
+        ------
+        Problem
+            As :func:`open_zip`, or 503 if too many jobs are open.
         """
         archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
+        # Other jobs may have begun meanwhile.
         self.check_room()
         job = JobRecord(
             id=secrets.token_urlsafe(12), model=model.name, total=len(images)
@@ -185,6 +201,7 @@ class Jobs:
         return job
 
     def _drop_old_records(self) -> None:
+        """Make room for one more record, unless the oldest job is still open."""
         while len(self.records) >= _MAX_JOBS:
             oldest = next(iter(self.records.values()))
             if not oldest.has_ended:
@@ -219,7 +236,7 @@ class Jobs:
         images: LabelledImages,
         request: ChangeRequest,
     ) -> None:
-        """Encode all images and learn them as one change."""
+        """Encode all images and learn them as one change. Errors go to the record."""
         try:
             rows, labels = await self._encode(job, model, archive, images)
             job.state = "writing"
@@ -234,6 +251,7 @@ class Jobs:
             job.state = "done"
         except Exception as error:
             problem = problem_of(error, self.service.store.without_paths)
+            # Only for a bug, the log gets the traceback.
             bug = error if problem.status_code == 500 else None
             log("job failed", job=job.id, error=bug, problem=problem.detail)
             job.error = problem.detail
@@ -250,15 +268,20 @@ class Jobs:
     ) -> tuple[NDArray[Any], NDArray[np.str_]]:
         """Return features and labels of all readable images, each encoded alone.
 
-        A few images are prepared in parallel, so that decoding and the backbone
-        overlap and memory use stays small.
+        The images are taken in chunks, so that memory use stays small. Progress and
+        skipped images go to the record.
+
+        Raises
+        ------
+        InputError
+            If no image can be read.
         """
-        batcher = await self.service.batcher(model)
+        batcher = await self.service.batcher(model.version.learner)
         features: list[NDArray[Any]] = []
         labels: list[str] = []
-        n_ahead = 2 * cores()
-        for start in range(0, len(images), n_ahead):
-            chunk = images[start : start + n_ahead]
+        size = 2 * cores()
+        for start in range(0, len(images), size):
+            chunk = images[start : start + size]
             work = [self._prepare(batcher.backbone, archive, name) for name, _ in chunk]
             found = await asyncio.gather(*work)
             samples: list[Prepared] = []
@@ -323,6 +346,7 @@ _ZIP_BODY = {
 
 
 def _jobs(request: Request) -> Any:
+    """Return the jobs of the service. A dependency of routes."""
     return request.app.state.jobs
 
 

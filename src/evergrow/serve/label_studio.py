@@ -26,8 +26,8 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.serve.bodies import BoundedRoute, RequestSamples
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.open_model import ModelDep, OpenModel
 from evergrow.serve.problems import PROBLEMS, Problem
-from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep
 
 _COMMON_KEYS = {
     "images": ("image", "img", "url", "photo"),
@@ -35,6 +35,8 @@ _COMMON_KEYS = {
 }
 _OBJECT_TAGS = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
 _MAX_CONFIG_CHARACTERS = 1_000_000
+_FETCH_SECONDS = 20
+"""How long Label Studio may take to send an image."""
 _URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"
 """Characters of addresses. Others, as in file names, are percent-encoded."""
 
@@ -80,7 +82,9 @@ class ConfigNames(NamedTuple):
 
 
 def config_names(config: str | None, kind: str) -> ConfigNames:
-    """Return the names in a label config, or default names if it cannot be parsed.
+    """Return the names in a label config. Missing names get their defaults.
+
+    A missing, too long or malformed config gives default names only.
 
     Parameters
     ----------
@@ -99,7 +103,8 @@ def config_names(config: str | None, kind: str) -> ConfigNames:
     """
     if not config or len(config) > _MAX_CONFIG_CHARACTERS:
         return ConfigNames()
-    if "<!" in config:  # entities can expand to gigabytes
+    # "<!" can begin the definition of an entity, which can expand to gigabytes.
+    if "<!" in config:
         return ConfigNames()
     try:
         root = ElementTree.fromstring(config)
@@ -116,7 +121,10 @@ def config_names(config: str | None, kind: str) -> ConfigNames:
 def _object_of(
     name: str | None, root: ElementTree.Element, kind: str
 ) -> dict[str, str]:
-    """Return the attributes of the object tag of this name, or of the first one."""
+    """Return the attributes of the object tag of this name, or else of the first one.
+
+    Empty if the config has no object tag for this kind of samples.
+    """
     objects = [
         element.attrib
         for tag in _OBJECT_TAGS.get(kind, ())
@@ -129,9 +137,19 @@ def _object_of(
 
 
 def sample_of(task: LabelStudioTask, kind: str, names: ConfigNames) -> str:
-    """Return the text of a task, or the address of its image."""
-    keys = (names.key, *_COMMON_KEYS.get(kind, ()))
-    for value in (*(task.data.get(key) for key in keys), *task.data.values()):
+    """Return the text of a task, or the address of its image.
+
+    It is the field named by the label config, a field with a common name, or the first
+    field with a string, in this order.
+
+    Raises
+    ------
+    Problem
+        422 if no field is a string.
+    """
+    keys = (names.key, *_COMMON_KEYS.get(kind, ()), *task.data)
+    for key in keys:
+        value = task.data.get(key)
         if isinstance(value, str):
             return value
     raise Problem(
@@ -146,6 +164,19 @@ def fetch_image(address: str, config: ServeConfig) -> bytes:
     """Return an image from the task itself or from the configured Label Studio.
 
     No other address is called, and redirects are not followed.
+
+    Parameters
+    ----------
+    address : str
+        A ``data:`` address, or an address relative to Label Studio.
+    config : ServeConfig
+        Address, token and limits.
+
+    Raises
+    ------
+    Problem
+        422 if the address is another one or cannot be fetched, 413 if the image is too
+        large.
     """
     headers = {}
     if not address.startswith("data:"):
@@ -156,7 +187,7 @@ def fetch_image(address: str, config: ServeConfig) -> bytes:
     max_bytes = config.limits.body_bytes
     opener = urllib.request.build_opener(_NoRedirects)
     try:
-        with opener.open(request, timeout=20) as response:
+        with opener.open(request, timeout=_FETCH_SECONDS) as response:
             data: bytes = response.read(max_bytes + 1)
     except (OSError, ValueError, HTTPException) as error:
         code = ""
@@ -173,7 +204,10 @@ def fetch_image(address: str, config: ServeConfig) -> bytes:
 
 
 def _label_studio_url(address: str, config: ServeConfig) -> str:
-    """Return the absolute URL of an image. Refuse other hosts than Label Studio."""
+    """Return the absolute URL of an image.
+
+    Raises a 422 problem for other hosts than Label Studio, and if none is configured.
+    """
     base = urlsplit(config.label_studio)
     if not base.netloc:
         raise Problem(
@@ -226,7 +260,7 @@ async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
 
 @router.post("/predict")
 async def predict(
-    model: ModelDep, body: LabelStudioTasks, service: ServiceDep, request: Request
+    model: ModelDep, body: LabelStudioTasks, request: Request
 ) -> dict[str, Any]:
     """Predict the class of each task.
 
@@ -242,12 +276,12 @@ async def predict(
         return {"results": results, "model_version": revision}
     kind = model.version.kind
     names = config_names(body.label_config, kind)
-    addresses = [sample_of(task, kind, names) for task in body.tasks]
-    samples = await _samples(service, model, addresses, request.state.hold_memory)
-    # A sample that cannot be encoded fails the request, so rows of X are tasks.
-    X = await service.encode(model, samples)
-    answers = await service.predict(model, X, FALSE_ALARM)
-    scores = await service.analyze(model, X, task_scores)
+    values = [sample_of(task, kind, names) for task in body.tasks]
+    samples = await _samples(model, values, request.state.hold_memory)
+    # A sample that cannot be encoded fails the request, so row i belongs to task i.
+    features = RequestSamples(rows=await model.encode(samples))
+    answers = await model.predict(features, FALSE_ALARM)
+    scores = await model.analyze(features, task_scores)
     for i, best in enumerate(answers.ranked(1)[:, 0]):
         results[i]["score"] = float(scores[i])
         if answers.unknown is not None and answers.unknown[i]:
@@ -279,20 +313,25 @@ def task_scores(learner: Learner, X: NDArray[Any]) -> NDArray[np.float64]:
 
 
 async def _samples(
-    service: Service,
-    model: OpenModel,
-    values: list[str],
-    hold_memory: Callable[[int], None],
+    model: OpenModel, values: list[str], hold_memory: Callable[[int], None]
 ) -> RequestSamples:
-    """Return the texts of tasks, or fetch their images.
+    """Return the samples of tasks. Fetches their images, one after another.
 
-    The memory of images counts towards the budget of the service.
+    Parameters
+    ----------
+    model : OpenModel
+        The model.
+    values : list of str
+        Texts, or addresses of images.
+    hold_memory : callable
+        Called with the size of each image, to count it towards the memory budget until
+        the end of the request.
     """
     if model.version.kind == "texts":
         return RequestSamples(texts=values)
     images: list[tuple[str, bytes]] = []
     for i, address in enumerate(values):
-        data = await asyncio.to_thread(fetch_image, address, service.config)
+        data = await asyncio.to_thread(fetch_image, address, model.service.config)
         hold_memory(len(data))
         images.append((f"tasks[{i}]", data))
     return RequestSamples(images=images)

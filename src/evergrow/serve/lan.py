@@ -36,6 +36,13 @@ class LanAccess:
         Address of this machine.
     port : int
         Port of the service.
+
+    Attributes
+    ----------
+    host : str
+        Address of this machine.
+    tokens : Tokens
+        Valid tokens. :meth:`link` adds a token, and then drops the expired ones.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -46,7 +53,10 @@ class LanAccess:
         self._expires = 0.0
 
     def link(self) -> str:
-        """Return the address with a token that is valid for at least half an hour."""
+        """Return the address with a token that is valid for at least half an hour.
+
+        Makes a new token if the latest one expires earlier. Older tokens stay valid.
+        """
         now = time.time()
         if self._expires - now < TOKEN_SECONDS / 2:
             self._secret = secrets.token_urlsafe(24)
@@ -61,7 +71,7 @@ class LanAccess:
         return f"https://{self.host}:{self._port}/#token={self._secret}"
 
     def record(self) -> LanRecord:
-        """Return the address and its QR code as SVG."""
+        """Return the address and its QR code as SVG. May make a token, see `link`."""
         address = self.link()
         svg = io.BytesIO()
         _qr_code(address).save(svg, kind="svg", scale=6, light="white", xmldecl=False)
@@ -74,7 +84,7 @@ class LanAccess:
         )
 
     def terminal_text(self) -> str:
-        """Return the QR code for a terminal, with instructions."""
+        """Return the QR code for a terminal, with instructions. May make a token."""
         address = self.link()
         code = io.StringIO()
         _qr_code(address).terminal(code, border=2, compact=True)
@@ -87,6 +97,7 @@ class LanAccess:
 
 
 def _qr_code(address: str) -> Any:
+    """Return the code of an address, an object of segno."""
     segno = require("segno", extra="serve", purpose="a QR code")
     return segno.make(address, micro=False)
 
@@ -102,6 +113,7 @@ def lan_host() -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # Sends nothing: the system selects the address that it would send from.
+            # 192.0.2.1 is reserved for documentation; any foreign address would do.
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
     except OSError as error:
@@ -139,7 +151,7 @@ def tls_context(host: str) -> ssl.SSLContext:
 
 
 def _self_signed(key: Any, host: str) -> Any:
-    """Return a certificate for an address, valid for 30 days."""
+    """Return a certificate for an address, signed with `key`, valid for 30 days."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID

@@ -8,8 +8,6 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,12 +15,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evergrow.serve.bodies import FORM
-from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import Limits, Token, is_loopback
-from evergrow.serve.fair_executor import CALLER
 from evergrow.serve.monitoring import log
 from evergrow.serve.problems import Problem, problem_of, problem_response
 from evergrow.serve.service import Service
+from evergrow.serve.sharing import CALLER, MemoryBudget
 
 _GUARDED = ("/api/", "/label-studio/", "/metrics")
 """Paths that require a token. The page and its documentation contain no model data."""
@@ -39,6 +36,7 @@ _MIN_BYTES_PER_SECOND = 1024
 HEAD_BYTES = 16_384
 """Maximum size of the request line and the headers together."""
 _MAX_LOGGED_PATH = 300
+"""Characters of a path in the log."""
 _IMAGES_IN_JSON = 8
 """JSON that contains image files may be this many times larger than other JSON."""
 
@@ -76,6 +74,13 @@ class RateLimit:
 
     def allows(self, caller: str, now: float | None = None) -> bool:
         """Count a request and return whether it is allowed.
+
+        Parameters
+        ----------
+        caller : str
+            Name of the caller.
+        now : float, optional
+            Time in seconds. Default: the monotonic clock.
 
         Examples
         --------
@@ -165,6 +170,32 @@ class _Exchange:
     """A request and its response.
 
     Limits the body of the request, and adds headers to the response.
+
+    Parameters
+    ----------
+    scope, receive, send
+        The request, as ASGI passes it.
+    limits : Limits
+        Limits of the service.
+    bodies : MemoryBudget
+        Budget of the bodies of all requests.
+    memory : MemoryBudget
+        Budget of unpacked samples of all requests and jobs.
+
+    Attributes
+    ----------
+    id : str
+        Identifies the request in the log and in the response.
+    started : float
+        Time of ``time.perf_counter`` when the request began.
+    status : int
+        Status of the response. 0 until it begins.
+    size : int
+        Bytes of the body received so far.
+    refused : bool
+        Whether a check refused the request. True until all have passed.
+    client : str
+        Address of the client, or empty.
     """
 
     def __init__(
@@ -173,7 +204,8 @@ class _Exchange:
         receive: Receive,
         send: Send,
         limits: Limits,
-        count_bytes: Callable[[int], None],
+        bodies: MemoryBudget,
+        memory: MemoryBudget,
     ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
@@ -182,19 +214,21 @@ class _Exchange:
         self.id = uuid.uuid4().hex[:16]
         self.started = time.perf_counter()
         self.status = 0
-        self.size = 0  # bytes of the body received so far
-        self.held = 0  # bytes of the memory budget
+        self.size = 0
         self.refused = True
         client = scope.get("client")
         self.client = str(client[0]) if client else ""
         self._receive = receive
         self._send = send
         self._limits = limits
-        self._count_bytes = count_bytes
-        self._complete = False
+        self._bodies = bodies
+        self._memory = memory
+        self._n_held = 0  # bytes of unpacked samples
+        self._complete = False  # whether all of the body has arrived
         self._max_size = self._max_body_size()
 
     def _max_body_size(self) -> int:
+        """Return how many bytes the body may have; depends on path and content type."""
         limits = self._limits
         if self.path.endswith(("/jobs", "/api/v1/models/upload")):
             return limits.upload_bytes
@@ -204,10 +238,18 @@ class _Exchange:
             return limits.body_bytes
         return limits.json_bytes
 
-    def hold_memory(self, budget: MemoryBudget, n: int) -> None:
-        """Take bytes of the memory budget until the end of the request."""
-        budget.take(n)
-        self.held += n
+    def hold_memory(self, n: int) -> None:
+        """Count `n` bytes of unpacked samples until the end of the request.
+
+        Raises the problems of :meth:`MemoryBudget.take`.
+        """
+        self._memory.take(n)
+        self._n_held += n
+
+    def release(self) -> None:
+        """Release the body and all unpacked samples. Called at the end."""
+        self._bodies.release(self.size)
+        self._memory.release(self._n_held)
 
     def check_size(self, size: int) -> None:
         """Raise a 413 problem if the body is too large."""
@@ -217,7 +259,14 @@ class _Exchange:
             )
 
     async def receive(self) -> Message:
-        """Return the next piece of the body."""
+        """Return the next piece of the body. The ``receive`` of the application.
+
+        Raises
+        ------
+        Problem
+            408 if the body arrives too slowly, 413 if it is too large, 503 if the
+            bodies of all requests take too much memory.
+        """
         if self._complete:
             return await self._receive()
         seconds = self._limits.body_seconds
@@ -229,7 +278,7 @@ class _Exchange:
             ) from None
         if message["type"] == "http.request":
             n = len(message.get("body", b""))
-            self._count_bytes(n)
+            self._bodies.take(n)
             self.size += n
             self._complete = not message.get("more_body", False)
             self.check_size(self.size)
@@ -251,7 +300,7 @@ class _Exchange:
             )
 
     async def send(self, message: Message) -> None:
-        """Send a piece of the response."""
+        """Send a piece of the response. Adds headers to its start."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -291,21 +340,25 @@ class ServiceMiddleware:
         own_host = self._config.host.strip("[]").casefold()
         if own_host not in ("0.0.0.0", "::"):
             self._hosts.add(own_host)
-        self._received = 0  # bytes of all bodies held now
+        self._bodies = MemoryBudget(limits.waiting_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+        """Handle a request: check it, pass it on, answer errors, count and log it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(
-            scope, receive, send, self._config.limits, self._count_bytes
+            scope,
+            receive,
+            send,
+            self._config.limits,
+            self._bodies,
+            self._service.memory,
         )
         failure = None
-        memory = self._service.memory
         state = scope.setdefault("state", {})
         state["request_id"] = exchange.id
-        state["hold_memory"] = partial(exchange.hold_memory, memory)
+        state["hold_memory"] = exchange.hold_memory
         try:
             self._admit(exchange)
             exchange.refused = False
@@ -319,20 +372,8 @@ class ServiceMiddleware:
             response = problem_response(problem, exchange.id)
             await response(scope, receive, exchange.send)
         finally:
-            self._received -= exchange.size
-            memory.release(exchange.held)
+            exchange.release()
             self._record(exchange, failure)
-
-    def _count_bytes(self, n: int) -> None:
-        """Count received bytes. Raise a 503 problem if all requests hold too many."""
-        if self._received + n > self._config.limits.waiting_bytes:
-            raise Problem(
-                503,
-                "other requests hold all memory: try again later",
-                "Busy",
-                retry_after=2,
-            )
-        self._received += n
 
     # -- checks ------------------------------------------------------------------------
 
@@ -354,10 +395,10 @@ class ServiceMiddleware:
                 429,
                 "too many requests from this address were refused: wait a moment",
                 "TooOften",
-                retry_after=1,
             ) from problem
 
     def _check(self, exchange: _Exchange) -> None:
+        """Make all checks, and set the caller for threads that take turns."""
         self._check_head(exchange)
         host = self._check_host(exchange)
         self._check_origin(exchange, host)
@@ -368,7 +409,6 @@ class ServiceMiddleware:
                 429,
                 "too many requests per second: wait a moment",
                 "TooOften",
-                retry_after=1,
             )
         self._check_length(exchange)
 
@@ -394,7 +434,7 @@ class ServiceMiddleware:
             )
 
     def _check_host(self, exchange: _Exchange) -> str:
-        """Return the Host header if its name is allowed.
+        """Return the Host header with its port, if its name is allowed.
 
         Other names are refused, because a foreign page can point its own name to this
         machine (DNS rebinding).
@@ -435,7 +475,10 @@ class ServiceMiddleware:
             )
 
     def _check_token(self, exchange: _Exchange) -> str:
-        """Check the token, if one is required, and return the name of the caller."""
+        """Return the name of the caller. Check the token if one is required.
+
+        The caller is the name of the token, or the address of the client without one.
+        """
         lan = self._service.lan
         from_lan = lan is not None and exchange.scope["scheme"] == "https"
         required = from_lan or self._config.tokens.entries

@@ -1,7 +1,8 @@
 """The models of a folder: many readers and one writer per model.
 
-The file of a model is the truth, and other processes may change it too. A loaded
-version never changes, so predictions never wait for changes.
+Other processes may change the file of a model too, so it is read again whenever it
+differs from the loaded version. A loaded version never changes, so predictions never
+wait for changes.
 """
 
 from __future__ import annotations
@@ -47,18 +48,24 @@ from evergrow.serve.problems import Problem
 _RETRY_SECONDS = 0.05
 """Pause before another attempt at a file that another process is changing."""
 _MAX_ATTEMPTS = 40
+"""Attempts to open a file in the version that was read from it."""
 _FEW_SAMPLES = 512
 """Up to this number of samples, a change is faster with one thread."""
 _DELETED = ".deleted."
+"""Prefix of files and folders that are being deleted."""
 
 Edit = Callable[[Learner], object]
+"""A function that changes a learner in place."""
 Result = TypeVar("Result")
 Signature = tuple[int, int, int]
 """Inode, size and modification time of a file."""
 
 
 def file_signature(file: Path | int) -> Signature | None:
-    """Return a value that differs between states of a file, or None without a file."""
+    """Return the signature of a path or an open file; None if there is no file.
+
+    Every write of a model gives its file another signature.
+    """
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -130,7 +137,12 @@ class Version:
         self._has_predicted = False
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields that several responses have in common."""
+        """Return the fields of responses that describe the model.
+
+        The keys are ``kind``, ``state``, ``revision``, ``etag``, ``classes``,
+        ``n_classes``, ``n_samples`` and ``n_features``. Responses ignore those that
+        they do not have.
+        """
         return {
             "kind": self.kind,
             "state": self.state,
@@ -148,18 +160,26 @@ class Version:
             raise errors.NotFittedError("the model has no class yet: teach it a class")
 
     def predict(self, requests: Sequence[NDArray[Any]]) -> list[Answers]:
-        """Predict the feature vectors of several requests.
+        """Predict the feature vectors of several requests together.
 
-        ``unknown`` is decided at the default false alarm rate; :meth:`with_false_alarm`
-        changes it.
+        Parameters
+        ----------
+        requests : sequence of ndarray of shape (n, d)
+            Features, one matrix per request.
+
+        Returns
+        -------
+        list of Answers
+            One per request. ``unknown`` is decided at the default false alarm rate;
+            :meth:`with_false_alarm` changes it. Without a novelty threshold it is None.
         """
-        rows = np.concatenate(requests)
+        X = np.concatenate(requests)
         with self._lock:
             try:
-                answers = self.learner.ask(rows, false_alarm=FALSE_ALARM)
+                answers = self.learner.ask(X, false_alarm=FALSE_ALARM)
             except (errors.NotFittedError, errors.UnsupportedError):
                 # The novelty threshold is not calibrated, or the method has none.
-                answers = self.learner.ask(rows)
+                answers = self.learner.ask(X)
             if not self._has_predicted:
                 self._has_predicted = True
                 # The first call needs several times the memory that it keeps.
@@ -231,6 +251,7 @@ class ServedModel:
             "device": None if config.device == "auto" else config.device,
         }
         self._version: Version | None = None
+        # The facts of the file with this signature, for models that were closed.
         self._cached_facts: tuple[Signature | None, dict[str, Any]] = (None, {})
         self._lock = threading.Lock()  # held while the file is read or changed
         self._is_changing = False
@@ -243,26 +264,34 @@ class ServedModel:
         """Return the current version. Read the file again if it was changed.
 
         While a change is being written, the previous version is returned immediately.
+
+        Raises
+        ------
+        ModelNotFoundError
+            If the file is gone.
+        FileFormatError
+            If the file is damaged.
         """
         version = self._version
         self.last_used = time.monotonic()
-        if version is None:
-            self._lock.acquire()
-        else:
-            is_current = version.signature == file_signature(self.path)
-            if version.signature is not None and is_current:
+        if version is not None:
+            signature = file_signature(self.path)
+            if signature is not None and version.signature == signature:
                 return version
-            while not self._lock.acquire(timeout=_RETRY_SECONDS):
-                # Without a change, another reader holds the lock and soon has the file.
-                if self._is_changing:
-                    return version
+        while not self._lock.acquire(timeout=_RETRY_SECONDS):
+            # Without a change, another reader holds the lock and soon has the file.
+            if version is not None and self._is_changing:
+                return version
         try:
             return self._refresh()
         finally:
             self._lock.release()
 
     def _refresh(self) -> Version:
-        """Return the version on disk. The caller holds the lock."""
+        """Read the file unless its version is loaded, and return the version.
+
+        The caller holds the lock.
+        """
         signature = file_signature(self.path)
         # After a deletion, a file of the same name is another model.
         if signature is None or self.is_deleted:
@@ -276,7 +305,7 @@ class ServedModel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the model is in memory."""
+        """Whether the model is in memory. Does not read the file."""
         return self._version is not None
 
     def close(self) -> None:
@@ -290,7 +319,10 @@ class ServedModel:
             release_memory()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the current version, from a cache if it is not loaded."""
+        """Return :meth:`Version.facts` of the current version.
+
+        They are remembered, so that a closed model is not read again for them.
+        """
         signature, facts = self._cached_facts
         if signature is None or signature != file_signature(self.path):
             version = self.current()
@@ -299,11 +331,17 @@ class ServedModel:
         return facts
 
     def open_file(self) -> tuple[BinaryIO, Version]:
-        """Return the open file and the version in it, also during a change."""
+        """Return the open file and the version in it. The caller closes the file.
+
+        Raises
+        ------
+        BusyError
+            If the file changes faster than it can be read.
+        """
         for _ in range(_MAX_ATTEMPTS):
             version = self.current()
             with suppress(FileNotFoundError):
-                file = open(self.path, "rb")  # noqa: SIM115  the caller closes it
+                file = open(self.path, "rb")  # noqa: SIM115
                 if file_signature(file.fileno()) == version.signature:
                     return file, version
                 file.close()
@@ -311,7 +349,7 @@ class ServedModel:
         raise errors.BusyError("the model is being changed: try again")
 
     def n_redoable(self) -> int:
-        """Return how many rollbacks can be undone."""
+        """Return how many rollbacks can be undone: those whose result is still kept."""
         history = History(self.path)
         n = 0
         for entry in history.redoable(Header.read(self.path).digest):
@@ -330,22 +368,27 @@ class ServedModel:
         Parameters
         ----------
         edit : callable
-            Function that changes a copy of the learner.
+            Called with a copy of the learner, which it changes.
         seen : Version
             Version at the start of the request. If another model has its name by now,
             that model is not changed.
         request : ChangeRequest
             Conditions of the change.
         n_samples : int, default=0
-            Number of new samples.
+            Number of samples in the request. Small changes use one thread.
 
         Raises
         ------
         Problem
             412 if ``If-Match`` names another version, 503 if too many changes wait.
+        ModelNotFoundError
+            If the model was deleted meanwhile.
+        BusyError
+            If another process changes the file for longer than ``lock_seconds``.
         """
 
         def edit_file(version: Version) -> Change | None:
+            # The first change, which made the model, differs between models.
             if version.learner.state_.history[:1] != seen.learner.state_.history[:1]:
                 raise errors.ModelNotFoundError(
                     f"the model {self.path.stem!r} was deleted, and another model has "
@@ -359,7 +402,10 @@ class ServedModel:
     def _edit(
         self, version: Version, edit: Edit, request: ChangeRequest, n_samples: int
     ) -> Change | None:
-        """Edit and save a copy of the learner. Return None if nothing changed."""
+        """Edit and save a copy of the learner, and make it the current version.
+
+        Returns the last change in its history, or None if `edit` changed nothing.
+        """
         learner = copy.copy(version.learner)
         n_changes = len(learner.state_.history)
         is_small = version.n_samples + n_samples <= _FEW_SAMPLES
@@ -367,11 +413,12 @@ class ServedModel:
         edit(learner)
         if len(learner.state_.history) == n_changes:
             return None
+        # Only the note and the extra fields of this change are used.
         remark = Change("update", "", 0, note=request.note, extra=request.extra())
         modelfile.commit(self.path, learner, remark, who=request.who)
         after = Version(learner, file_signature(self.path))
         if Header.read(self.path).digest != after.digest:
-            # Another process has changed the file since.
+            # Another process has changed the file since, so it must be read again.
             after.signature = None
         self._version = after
         release_memory()
@@ -380,7 +427,11 @@ class ServedModel:
     async def roll_back(
         self, n: int, to: int | None, request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Undo the latest `n` changes, or all changes after revision `to`."""
+        """Undo the latest `n` changes, or all changes after revision `to`.
+
+        Raises :class:`ParameterError` if so many, or this revision, are not kept, and
+        the errors of :meth:`edit`.
+        """
 
         def undo() -> Change:
             n_steps = n
@@ -393,21 +444,24 @@ class ServedModel:
         return await self._restore(undo, request)
 
     async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
-        """Undo the latest `n` rollbacks."""
-        who = request.who
-        extra = request.extra()
-        return await self._restore(
-            lambda: modelfile.redo(self.path, n, who=who, extra=extra), request
-        )
+        """Undo the latest `n` rollbacks. Raises the errors of :meth:`roll_back`."""
+
+        def redo() -> Change:
+            return modelfile.redo(self.path, n, who=request.who, extra=request.extra())
+
+        return await self._restore(redo, request)
 
     async def _restore(
         self, restore: Callable[[], Change], request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Undo or redo changes of the file after all earlier changes, and load it."""
+        """Let a function restore another revision of the file, and load it.
+
+        It is called after all earlier changes.
+        """
 
         def restore_file(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
-                # The origin has the checksum of the file.
+                # The origin has the checksum of the file, so this is another file.
                 if learner.state_.origin != version.learner.state_.origin:
                     # _with_retries calls again, with the new version.
                     raise errors.BusyError(
@@ -429,6 +483,13 @@ class ServedModel:
         name : Path
             Path of the model by its requested name. If it is a link, only the link is
             deleted.
+
+        Raises
+        ------
+        Problem
+            412 if ``If-Match`` names another version, 503 if too many changes wait.
+        ModelNotFoundError
+            If the model is already deleted.
         """
 
         def remove_file() -> None:
@@ -446,13 +507,15 @@ class ServedModel:
         await self._in_turn(remove_file)
 
     async def _in_turn(self, work: Callable[[], Result]) -> Result:
-        """Call a function in a thread after all earlier changes."""
+        """Call a function in a thread after all earlier changes. Return its result.
+
+        Raises a 503 problem if too many changes wait.
+        """
         if self._n_waiting >= self._limits.writers:
             raise Problem(
                 503,
                 "too many changes of this model are waiting: try again later",
                 "QueueFull",
-                retry_after=1,
             )
         self._n_waiting += 1
         try:
@@ -464,7 +527,10 @@ class ServedModel:
             self._n_waiting -= 1
 
     def _with_retries(self, work: Callable[[], Result]) -> Result:
-        """Call a function again while another process is changing the model."""
+        """Call a function with the lock, again while it raises :class:`BusyError`.
+
+        That is while another process is changing the model, at most `lock_seconds`.
+        """
         end = time.monotonic() + self._limits.lock_seconds
         while True:
             with self._lock:
@@ -481,9 +547,15 @@ class ServedModel:
     def _change(
         self, change_file: Callable[[Version], Change | None], request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Make a change unless the request was fulfilled before.
+        """Make a change unless the request was fulfilled before. Describe the result.
 
-        `change_file` gets the current version, and returns None if it changed nothing.
+        Parameters
+        ----------
+        change_file : callable
+            Called with the current version. Saves and loads the next one. Returns the
+            change, or None if it changed nothing.
+        request : ChangeRequest
+            Conditions of the change.
         """
         with thread_warnings() as warnings:
             before = self._refresh()
@@ -509,7 +581,7 @@ class ServedModel:
     ) -> Change | None:
         """Return the change that fulfilled this request before, or None.
 
-        If that change was rolled back, it is the rollback.
+        If that change was rolled back, it is the rollback or redo that removed it.
         """
         for change in version.learner.state_.history:
             if request.fulfilled_by(change):
@@ -522,7 +594,10 @@ class ServedModel:
 
 
 def _steps_to(revision: int, kept: list[int]) -> int:
-    """Return how many changes to undo to reach a kept revision."""
+    """Return how many changes to undo to reach a revision.
+
+    Raises :class:`ParameterError` unless it is among the `kept` ones (oldest first).
+    """
     if revision not in kept:
         listed = ", ".join(map(str, kept)) or "none"
         raise errors.ParameterError(
@@ -547,6 +622,9 @@ def _check_match(request: ChangeRequest, version: Version) -> None:
 class ModelStore:
     """All models of the service, by name. Several names of one file are one model.
 
+    Creates the folder, unless the service is read-only, and removes files in it that a
+    crash has left.
+
     Parameters
     ----------
     config : ServeConfig
@@ -555,6 +633,11 @@ class ModelStore:
         Threads for changes.
     metrics : Metrics
         Metrics of the service.
+
+    Raises
+    ------
+    PathError
+        If the folder cannot be created or read.
     """
 
     def __init__(
@@ -567,7 +650,7 @@ class ModelStore:
             if not config.read_only:
                 config.folder.mkdir(parents=True, exist_ok=True)
             self.folder = config.folder.resolve(strict=True)
-            os.scandir(self.folder).close()
+            os.scandir(self.folder).close()  # raises if it cannot be read
         except OSError as error:
             raise errors.PathError(
                 f"the folder of the models, {config.folder}, cannot be used: {error}"
@@ -578,9 +661,10 @@ class ModelStore:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """Return the sorted names of all models."""
+        """Return the sorted names of all models, readable or not."""
         files = self.folder.glob(f"*{schemas.MODEL_SUFFIX}")
         found = {unquote(file.stem) for file in files if not os.path.isdir(file)}
+        # A file whose name the service would write in another way is not a model.
         return sorted(
             name
             for name in found
@@ -588,11 +672,11 @@ class ModelStore:
         )
 
     def path(self, name: str) -> Path:
-        """Return the path of a model by name."""
+        """Return the path for a model of this name, whether or not it exists."""
         return self.folder / f"{schemas.file_stem(name)}{schemas.MODEL_SUFFIX}"
 
     def model(self, name: str) -> ServedModel:
-        """Return a model by name. A name is never a path.
+        """Return a model by name. A name is never a path. Reads nothing yet.
 
         Raises
         ------
@@ -615,7 +699,7 @@ class ModelStore:
         return message.replace(folder, "the folder of the models")
 
     def create(self, name: str, learner: Learner) -> ServedModel:
-        """Save a new model. Raise a 409 problem if the name is taken."""
+        """Save a new model and return it. Raise a 409 problem if the name is taken."""
         with self._lock, locked(self.folder, wait=True):
             path = self._claim(name)
             modelfile.commit(path, learner)
@@ -638,8 +722,10 @@ class ModelStore:
         Raises
         ------
         Problem
-            422 if the file is not a valid model or the check fails. Nothing is left
-            behind.
+            422 if the file is not a valid model or the check fails, 409 if the name is
+            taken. Nothing is left behind.
+        ModelWriteError
+            If the model cannot be written.
         """
         try:
             check(modelfile.open_model(file, device="cpu", cache=False))
@@ -656,7 +742,7 @@ class ModelStore:
         return self._of_file(path)
 
     def _claim(self, name: str) -> Path:
-        """Return the path of a new model.
+        """Return the path for a new model. The caller holds both locks.
 
         Raises a 409 problem if the name is taken, ignoring case. Images of a deleted
         model of this name are removed.
@@ -673,6 +759,7 @@ class ModelStore:
         return path
 
     def _of_file(self, path: Path) -> ServedModel:
+        """Return the one object for the model in a file."""
         with self._lock:
             found = self._models.get(path)
             if found is None or found.is_deleted:
@@ -704,7 +791,10 @@ def kept_folder(model: Path) -> Path:
 
 
 def remove_kept(folder: Path) -> None:
-    """Remove the stored images of a model in one step."""
+    """Remove the folder with the stored images of a model, if there is one.
+
+    It is renamed first, so that a crash never leaves a part of the images in use.
+    """
     if folder.is_dir() and not folder.is_symlink():
         renamed = folder.with_name(f"{_DELETED}{secrets.token_hex(8)}")
         os.replace(folder, renamed)
@@ -750,7 +840,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _remove_renamed(renamed: Path) -> None:
-    """Remove a renamed model, and its history unless the name has a new model."""
+    """Remove a renamed model file, and its history unless the name has a new model."""
     model = renamed.with_name(renamed.name.removeprefix(_DELETED))
     history = History(model).folder
     if not model.exists() and history.is_dir() and not history.is_symlink():

@@ -59,7 +59,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str = "info") -> None:
-    """Write the logs of evergrow and uvicorn to standard error as JSON lines."""
+    """Write the logs of evergrow and uvicorn to standard error as JSON lines.
+
+    Replaces their handlers in this process. `level` is a name of :mod:`logging`, in
+    any case.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name in ("evergrow", "uvicorn"):
@@ -76,7 +80,19 @@ def log(
     error: BaseException | None = None,
     **fields: Any,
 ) -> None:
-    """Log an event with fields."""
+    """Log an event.
+
+    Parameters
+    ----------
+    event : str
+        A fixed text.
+    level : int
+        Level of :mod:`logging`.
+    error : BaseException, optional
+        Exception whose traceback is logged.
+    **fields
+        Members of the line of JSON.
+    """
     LOG.log(level, event, extra={"fields": fields}, exc_info=error)
 
 
@@ -138,6 +154,7 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        # Class, novelty and probability of the latest predictions of each model.
         self._recent: dict[str, deque[tuple[str, float, float]]] = {}
 
     def note_answers(
@@ -145,7 +162,17 @@ class Metrics:
     ) -> None:
         """Record predictions, and test a model for drift every WINDOW samples.
 
-        Only predicted classes, novelty scores and probabilities are stored.
+        Only predicted classes, novelty scores and probabilities are stored. Does
+        nothing without a calibration or novelty scores.
+
+        Parameters
+        ----------
+        model : str
+            Name of the model, a label of the metric.
+        calibration : Calibration
+            Held-out novelty of its training data.
+        answers : Answers
+            The predictions.
         """
         if answers.novelty is None or not calibration.n:
             return
@@ -162,6 +189,7 @@ class Metrics:
             return
         columns = zip(*recent, strict=True)
         predicted, novelty, probability = (np.array(column) for column in columns)
+        # Raised if no class has enough samples. The metric stays as it is then.
         with suppress(InputError):
             drift = find_drift(
                 calibration, novelty, predicted, probability, None, FALSE_ALARM

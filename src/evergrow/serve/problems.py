@@ -55,9 +55,9 @@ class Problem(HTTPException):
     detail : str
         What happened and what to do, in one sentence.
     kind : str
-        Fixed word for programs.
-    retry_after : int, optional
-        Seconds after which the request can be repeated.
+        Fixed word for programs, the member ``error`` of the document.
+    retry_after : int, default=1
+        Seconds after which a request with status 429 or 503 can be repeated.
     **members
         Further members of the problem document.
     """
@@ -68,11 +68,11 @@ class Problem(HTTPException):
         detail: str,
         kind: str = "Problem",
         *,
-        retry_after: int | None = None,
+        retry_after: int = 1,
         **members: Any,
     ) -> None:
         headers = {}
-        if retry_after is not None:
+        if status_code in (429, 503):
             headers["Retry-After"] = str(retry_after)
         if status_code == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="evergrow"'
@@ -84,14 +84,17 @@ class Problem(HTTPException):
 def problem_of(
     error: BaseException, without_paths: Callable[[str], str] = str
 ) -> Problem:
-    """Convert an exception to a problem. Internal errors reveal no details.
+    """Return the problem for an exception.
+
+    Errors of the library keep their message. All others become an internal error, which
+    reveals no details.
 
     Parameters
     ----------
     error : BaseException
         The exception.
-    without_paths : callable
-        Removes the paths of model files from a message.
+    without_paths : callable, default=str
+        Removes the paths of model files from a message. The default removes nothing.
 
     Examples
     --------
@@ -112,11 +115,8 @@ def problem_of(
         problem = Problem(error.status_code, detail, "HttpError")
         problem.headers = error.headers
         return problem
-    status = 500
-    for candidate, kinds in _STATUS:
-        if isinstance(error, kinds):
-            status = candidate
-            break
+    statuses = [status for status, kinds in _STATUS if isinstance(error, kinds)]
+    status = statuses[0] if statuses else 500
     if status == 500 and not isinstance(error, errors.EvergrowError):
         return Problem(
             500,
@@ -124,12 +124,11 @@ def problem_of(
             "InternalError",
         )
     message = one_line(without_paths(str(error))) or HTTPStatus(status).phrase
-    retry_after = 1 if status == 503 else None
-    return Problem(status, message, type(error).__name__, retry_after=retry_after)
+    return Problem(status, message, type(error).__name__)
 
 
 def _validation_problem(error: RequestValidationError) -> Problem:
-    """Return the 422 problem with the invalid fields."""
+    """Return the 422 problem that lists the invalid fields."""
     fields = [
         {
             "field": _field_path(entry["loc"]),
@@ -171,7 +170,7 @@ def problem_response(problem: Problem, request_id: str) -> JSONResponse:
 
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
-    """Convert an exception to a response. Exception handler of the application."""
+    """Return the response for an exception. An exception handler of the application."""
     if isinstance(error, HTTPException) and not isinstance(error, Problem):
         # The static files of the page are mounted at "/" and answer all requests that
         # match no route, including those with an unsupported method.
@@ -186,7 +185,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request) -> set[str]:
-    """Return the methods of all routes with the path of a request."""
+    """Return the methods of the routes with the path of a request. Empty if none."""
     matching = [
         route
         for route in request.app.routes

@@ -36,15 +36,14 @@ from evergrow.serve.bodies import (
 from evergrow.serve.change_requests import ChangeRequest, ChangeRequestDep, IfMatch
 from evergrow.serve.image_store import KeptImages
 from evergrow.serve.model_store import Edit, Version, etag_matches
-from evergrow.serve.problems import PROBLEMS, Problem, problem_of
-from evergrow.serve.responses import evaluation_response, predictions_json
-from evergrow.serve.service import (
+from evergrow.serve.open_model import (
     ModelDep,
     OpenModel,
-    Service,
-    ServiceDep,
-    check_writable,
+    evaluation_response,
+    predictions_json,
 )
+from evergrow.serve.problems import PROBLEMS, Problem, problem_of
+from evergrow.serve.service import Service, ServiceDep, check_writable
 
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
@@ -142,14 +141,14 @@ def describe_model(
 @models.delete(
     "/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES
 )
-async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
+async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> None:
     """Delete a model with its history for good. Of a link, only the link is deleted."""
-    # Otherwise a link would not be found, and its target would be deleted.
+    # File names are in this form. By another one, a link would not be found, and its
+    # target would be deleted.
     name = unicodedata.normalize("NFC", m)
     file = await asyncio.to_thread(service.store.model, name)
     await file.remove(ChangeRequest(name, if_match), service.store.path(name))
     service.metrics.forget(name)
-    return Response(status_code=204)
 
 
 @models.get(
@@ -161,8 +160,9 @@ def download_model(model: ModelDep) -> StreamingResponse:
     """Return the model file."""
     model.version.require_ready()
     file, version = model.file.open_file()
-    headers = _file_headers(model.name, schemas.MODEL_SUFFIX, version)
+    headers = _file_headers(model, schemas.MODEL_SUFFIX, version)
     headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
+    # A FileResponse would open the path again, where another version may be by then.
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
@@ -171,14 +171,12 @@ def download_model(model: ModelDep) -> StreamingResponse:
     response_class=Response,
     responses={200: {"content": BINARY}},
 )
-async def export_model(
-    model: ModelDep, service: ServiceDep, head_only: bool = False
-) -> Response:
+async def export_model(model: ModelDep, head_only: bool = False) -> Response:
     """Return the model as ONNX, from pixels to labels; ``head_only`` from features."""
     model.version.require_ready()
-    graph = await service.export(model, head_only=head_only)
-    headers = _file_headers(model.name, ".onnx", model.version)
-    return Response(graph, media_type=FILE, headers=headers)
+    file = await model.service.export(model.version.learner, head_only=head_only)
+    headers = _file_headers(model, ".onnx", model.version)
+    return Response(file, media_type=FILE, headers=headers)
 
 
 @models.post(
@@ -196,19 +194,22 @@ async def preview(request: Request, service: ServiceDep) -> Response:
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the contents of a file in pieces, and close it."""
     with file:
         yield from iter(partial(file.read, _CHUNK), b"")
 
 
-def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
+def _file_headers(model: OpenModel, suffix: str, version: Version) -> dict[str, str]:
+    """Return the headers of a download, named like the model."""
+    name = quote(model.name)
     return {
         "ETag": version.etag,
-        "Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}{suffix}",
+        "Content-Disposition": f"attachment; filename*=utf-8''{name}{suffix}",
     }
 
 
 def _created(service: Service, name: str, response: Response) -> schemas.ModelRecord:
-    """Return the description of a new model and set the response headers."""
+    """Return the description of a new model. Set the ETag and Location headers."""
     model = OpenModel(name, service)
     response.headers["ETag"] = model.version.etag
     response.headers["Location"] = f"/api/v1/models/{quote(name)}"
@@ -216,6 +217,7 @@ def _created(service: Service, name: str, response: Response) -> schemas.ModelRe
 
 
 def _summary(service: Service, name: str) -> schemas.ModelSummary:
+    """Return a model for the list of models, with the error if it cannot be read."""
     try:
         return schemas.ModelSummary(name=name, **service.store.model(name).facts())
     except EvergrowError as error:
@@ -226,7 +228,13 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
 
 
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
-    """Return the description of a model, without paths of this machine."""
+    """Return the description of a model, without paths of this machine.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If the model was deleted meanwhile.
+    """
     version = model.version
     info = version.learner.state_.describe()
     try:
@@ -236,13 +244,13 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     except FileFormatError as error:
         if model.file.path.exists():
             raise
-        # The model was deleted meanwhile.
         raise ModelNotFoundError(f"there is no model {model.name!r}") from error
     backbone = None
     if info["backbone"]:
         backbone = schemas.BackboneRecord.model_validate(info["backbone"])
     thresholds = None
     if info["novelty"]:
+        # The API calls the threshold of novelty by the name of the score.
         novelty = {**info["novelty"], "novelty": info["novelty"]["threshold"]}
         thresholds = schemas.Thresholds.model_validate(novelty)
     return schemas.ModelRecord(
@@ -267,21 +275,19 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     openapi_extra=PREDICT_BODY.describe(),
 )
 async def predict(
-    model: ModelDep,
-    body: Annotated[RequestSamples, Depends(PREDICT_BODY)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[RequestSamples, Depends(PREDICT_BODY)]
 ) -> Response:
     """Return the most likely classes of each sample, and whether it is unknown."""
-    n_listed = len(body) * min(body.fields.k, len(model.version.counts))
-    if n_listed > _MAX_LISTED_CLASSES:
+    k = body.fields.k
+    if len(body) * min(k, len(model.version.counts)) > _MAX_LISTED_CLASSES:
         raise Problem(
             413,
             f"a response may list at most {_MAX_LISTED_CLASSES:,} classes: send fewer "
             "samples or a smaller k",
             "TooMany",
         )
-    answers = await service.predict(model, body, body.fields.false_alarm)
-    document = await asyncio.to_thread(predictions_json, model, answers, body.fields.k)
+    answers = await model.predict(body, body.fields.false_alarm)
+    document = await asyncio.to_thread(predictions_json, model, answers, k)
     headers = {"ETag": model.version.etag}
     return Response(document, media_type=JSON, headers=headers)
 
@@ -292,35 +298,23 @@ async def predict(
     openapi_extra=EVALUATE_BODY.describe(),
 )
 async def evaluate(
-    model: ModelDep,
-    body: Annotated[RequestSamples, Depends(EVALUATE_BODY)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[RequestSamples, Depends(EVALUATE_BODY)]
 ) -> Response:
     """Compare predictions with labels: accuracy, confusion, and wrong samples."""
-    return await evaluation_response(
-        service,
-        model,
-        body,
-        body.labels().tolist(),
-        body.fields.false_alarm,
-        schemas.EvaluationRecord,
-    )
+    labels = body.labels().tolist()
+    return await evaluation_response(model, body, labels, body.fields.false_alarm)
 
 
 @samples.post("/suggest", openapi_extra=SUGGEST_BODY.describe())
 async def suggest(
-    model: ModelDep,
-    body: Annotated[RequestSamples, Depends(SUGGEST_BODY)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[RequestSamples, Depends(SUGGEST_BODY)]
 ) -> schemas.SuggestionRecord:
     """Suggest samples to label next.
 
     Uncertain samples come first, near-duplicates are left out, and some samples that
     look unknown are included.
     """
-    found = await service.analyze(
-        model, body, lambda learner, rows: tools.suggest(learner, rows, body.fields.n)
-    )
+    found = await model.analyze(body, tools.suggest, body.fields.n)
     return schemas.SuggestionRecord(
         order=found.rows.tolist(), unknown=found.is_novel.tolist()
     )
@@ -328,34 +322,21 @@ async def suggest(
 
 @samples.post("/groups", openapi_extra=GROUP_BODY.describe())
 async def group_unknown(
-    model: ModelDep,
-    body: Annotated[RequestSamples, Depends(GROUP_BODY)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[RequestSamples, Depends(GROUP_BODY)]
 ) -> schemas.GroupRecord:
     """Group similar unknown samples, so that each group can become a class."""
-    found = await service.analyze(
-        model,
-        body,
-        lambda learner, rows: tools.group_unknown(
-            learner, rows, unknown=body.fields.unknown
-        ),
-    )
+    unknown = body.fields.unknown
+    found = await model.analyze(body, tools.group_unknown, unknown=unknown)
     return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
 
 
 @samples.post("/drift", openapi_extra=DRIFT_BODY.describe())
 async def drift(
-    model: ModelDep,
-    body: Annotated[RequestSamples, Depends(DRIFT_BODY)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[RequestSamples, Depends(DRIFT_BODY)]
 ) -> schemas.DriftRecord:
     """Test for every class whether samples still look like the training data."""
     false_alarm = body.fields.false_alarm
-    found = await service.analyze(
-        model,
-        body,
-        lambda learner, rows: tools.drift(learner, rows, false_alarm=false_alarm),
-    )
+    found = await model.analyze(body, tools.drift, false_alarm=false_alarm)
     return schemas.DriftRecord(
         classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes],
         untested=found.untested,
@@ -364,15 +345,10 @@ async def drift(
 
 @samples.post("/learning-curve", openapi_extra=CURVE_BODY.describe())
 async def learning_curve(
-    model: ModelDep,
-    body: Annotated[RequestSamples, Depends(CURVE_BODY)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[RequestSamples, Depends(CURVE_BODY)]
 ) -> schemas.CurveRecord:
     """Measure accuracy by samples per class, and predict the gain of ten more each."""
-    labels = body.labels()
-    found = await service.analyze(
-        model, body, lambda learner, rows: tools.learning_curve(learner, rows, labels)
-    )
+    found = await model.analyze(body, tools.learning_curve, body.labels())
     return schemas.CurveRecord(**found.to_values())
 
 
@@ -388,34 +364,32 @@ class RequestedChange:
         The model.
     request : ChangeRequest
         Conditions of the change.
-    service : Service
-        The service.
     response : Response
         Response whose ETag is set after the change.
     """
 
     def __init__(
-        self,
-        model: ModelDep,
-        request: ChangeRequestDep,
-        service: ServiceDep,
-        response: Response,
+        self, model: ModelDep, request: ChangeRequestDep, response: Response
     ) -> None:
         self.model = model
         self.request = request
-        self.service = service
         self.response = response
 
-    def with_content(self, operation: str, body: Any) -> ChangeRequest:
-        """Return the conditions with the hash of a request without samples."""
+    def with_content(self, operation: str, body: schemas.RequestModel) -> ChangeRequest:
+        """Return the conditions with the note and the hash of a body without samples.
+
+        The hash covers the name of the operation too.
+        """
         return self.request.with_content(
             operation.encode(),
             body.model_dump_json().encode(),
             note=getattr(body, "note", ""),
         )
 
-    async def edit(self, operation: str, body: Any, edit: Edit) -> schemas.ChangeAnswer:
-        """Make a change that needs no samples."""
+    async def edit(
+        self, operation: str, body: schemas.RequestModel, edit: Edit
+    ) -> schemas.ChangeAnswer:
+        """Make a change that needs no samples. `edit` changes a learner in place."""
         request = self.with_content(operation, body)
         answer = await self.model.file.edit(edit, self.model.version, request)
         return self.finish(answer)
@@ -426,27 +400,36 @@ class RequestedChange:
         body: RequestSamples,
         learn: Callable[[Learner, Any], object],
     ) -> schemas.ChangeAnswer:
-        """Learn or unlearn samples, with labels if the request type has labels."""
+        """Learn or unlearn samples.
+
+        Parameters
+        ----------
+        operation : str
+            Name of the operation, for its hash and for metrics.
+        body : RequestSamples
+            The samples. Their fields have a note.
+        learn : callable
+            Called with a learner, which it changes, and with features X. If the
+            fields have labels, it is called with ``(X, labels)`` instead.
+        """
         labels = None
         if isinstance(body.fields, schemas.Labels):
             labels = body.labels()
         request = self.request.with_content(
             operation.encode(), *body.content, note=body.fields.note
         )
-        rows = await self.service.encode(self.model, body, alone=True)
-        data = rows if labels is None else (rows, labels)
+        X = await self.model.encode(body, alone=True)
+        data = X if labels is None else (X, labels)
         answer = await self.model.file.edit(
-            lambda learner: learn(learner, data),
-            self.model.version,
-            request,
-            len(rows),
+            lambda learner: learn(learner, data), self.model.version, request, len(X)
         )
         if not answer.replayed:
-            self.service.metrics.samples.labels(operation).inc(len(rows))
+            metrics = self.model.service.metrics
+            metrics.samples.labels(operation).inc(len(X))
         return self.finish(answer)
 
     def finish(self, answer: schemas.ChangeAnswer) -> schemas.ChangeAnswer:
-        """Set the ETag of the response and return the answer."""
+        """Set the ETag of the response to that of the answer. Return the answer."""
         self.response.headers["ETag"] = answer.etag
         return answer
 
@@ -507,8 +490,8 @@ def _remove_kept_classes(change: RequestedChange, forgotten: list[str]) -> None:
     """Remove the stored images of forgotten classes."""
     # If the model was deleted meanwhile, its images are gone too.
     with suppress(ModelNotFoundError):
-        model = OpenModel(change.model.name, change.service)
-        kept = KeptImages(model, change.service)
+        # Opened again, because the history must have the change.
+        kept = KeptImages(OpenModel(change.model.name, change.model.service))
         if kept.on:
             kept.remove_classes(forgotten)
 

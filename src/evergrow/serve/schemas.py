@@ -7,11 +7,19 @@ are rejected.
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import UploadFile
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 SampleKind = Literal["images", "texts", "features"]
 SAMPLE_KINDS: dict[str, SampleKind] = {
@@ -45,7 +53,6 @@ def file_stem(name: str) -> str:
     """Return the file name of a model without its suffix.
 
     Characters that some file systems forbid are percent-encoded.
-
 
     Examples
     --------
@@ -87,6 +94,7 @@ def is_model_name(name: str) -> bool:
 
 
 def _check_model_name(name: str) -> str:
+    """Return a valid model name in Unicode's composed form. Raise ValueError if not."""
     name = unicodedata.normalize("NFC", name)
     if not is_model_name(name):
         raise ValueError(
@@ -98,6 +106,7 @@ def _check_model_name(name: str) -> str:
 
 
 def _check_class_name(name: str) -> str:
+    """Return a valid class name. Raise ValueError for others."""
     if not is_visible(name):
         raise ValueError(
             "a class name must have a visible character, and no line break or other "
@@ -129,6 +138,21 @@ ClassName = Annotated[
 ClassNames = Annotated[
     list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)
 ]
+
+
+class _WithoutNull:
+    """Leaves null out of the OpenAPI description of an optional field."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, describe: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        value: JsonSchemaValue = describe(schema)["anyOf"][0]
+        return value
+
+
+Value = TypeVar("Value")
+Omittable = Annotated[Value | None, _WithoutNull()]
+"""A field that clients can leave out. Null means the same."""
 Whole = Annotated[
     int,
     BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n),
@@ -137,6 +161,10 @@ Whole = Annotated[
 Note = Annotated[str, Field(max_length=500, description="Note for the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+SampleIndices = Annotated[
+    list[Annotated[Whole, Field(ge=0)]],
+    Field(min_length=1, max_length=1024, fail_fast=True),
+]
 ImageFiles = Annotated[
     list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")
 ]
@@ -177,68 +205,55 @@ class NewModel(RequestModel):
 
     name: ModelName
     kind: SampleKind
-    backbone: Annotated[
-        str,
-        Field(max_length=200, description="A name from /api/v1/backbones, or auto."),
-    ] = "auto"
-    method: Annotated[str, Field(max_length=100)] = "evergrow"
-    options: Annotated[
-        dict[str, Any],
-        Field(description="Options of the method.", examples=[{"n_units": 500}]),
-    ] = {}
+    backbone: str = Field(
+        "auto", max_length=200, description="A name from /api/v1/backbones, or auto."
+    )
+    method: str = Field("evergrow", max_length=100)
+    options: dict[str, Any] = Field(
+        {}, description="Options of the method.", examples=[{"n_units": 500}]
+    )
 
 
 class JsonSamples(RequestModel):
     """Samples in JSON: texts or feature vectors."""
 
-    texts: Texts | SkipJsonSchema[None] = None
-    rows: Rows | SkipJsonSchema[None] = None
+    texts: Omittable[Texts] = None
+    rows: Omittable[Rows] = None
 
 
 class SampleForm(RequestModel):
     """Samples in a form: image files, or a file of feature vectors."""
 
-    images: ImageFiles | SkipJsonSchema[None] = None
-    rows: (
-        Annotated[
-            UploadFile, Field(description="A .npy file with a matrix of numbers.")
-        ]
-        | SkipJsonSchema[None]
-    ) = None
+    images: Omittable[ImageFiles] = None
+    rows: Omittable[UploadFile] = Field(
+        None, description="A .npy file with a matrix of numbers."
+    )
 
 
 class FalseAlarm(RequestModel):
     """The false alarm rate for unknown samples."""
 
-    false_alarm: Annotated[
-        float,
-        Field(
-            gt=0,
-            lt=1,
-            description="Fraction of known samples that may be reported as unknown.",
-        ),
-    ] = 0.05
+    false_alarm: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="Fraction of known samples that may be reported as unknown.",
+    )
 
 
 class PredictRequest(FalseAlarm):
     """Options of predict."""
 
-    k: Annotated[
-        Whole,
-        Field(
-            ge=1, le=1000, description="Number of classes to list, most likely first."
-        ),
-    ] = 3
+    k: Whole = Field(
+        3, ge=1, le=1000, description="Number of classes to list, most likely first."
+    )
 
 
 class Labels(RequestModel):
     """Labels of samples: one for all, or one per sample."""
 
-    label: ClassName | SkipJsonSchema[None] = None
-    labels: (
-        Annotated[ClassNames, Field(description="One class per sample.")]
-        | SkipJsonSchema[None]
-    ) = None
+    label: Omittable[ClassName] = None
+    labels: Omittable[ClassNames] = Field(None, description="One class per sample.")
 
 
 class NoteRequest(RequestModel):
@@ -258,32 +273,21 @@ class LearnUnlabelledRequest(NoteRequest):
 class GroupRequest(NoteRequest):
     """Samples to group."""
 
-    unknown: (
-        Annotated[
-            list[Annotated[Whole, Field(ge=0)]],
-            Field(
-                min_length=1,
-                max_length=1024,
-                description="Indices of the samples to group; "
-                "by default all unknown ones.",
-                fail_fast=True,
-            ),
-        ]
-        | SkipJsonSchema[None]
-    ) = None
+    unknown: Omittable[SampleIndices] = Field(
+        None,
+        description="Indices of the samples to group; by default all unknown ones.",
+    )
 
 
 class SuggestRequest(RequestModel):
     """Number of samples to suggest."""
 
-    n: Annotated[
-        Whole,
-        Field(
-            ge=1,
-            le=1000,
-            description="Number of suggestions; fewer if the others are copies.",
-        ),
-    ] = 20
+    n: Whole = Field(
+        20,
+        ge=1,
+        le=1000,
+        description="Number of suggestions; fewer if the others are copies.",
+    )
 
 
 class EvaluateRequest(Labels, FalseAlarm):
@@ -293,11 +297,10 @@ class EvaluateRequest(Labels, FalseAlarm):
 class PreviewForm(RequestModel):
     """An image that a browser cannot show."""
 
-    image: Annotated[UploadFile, Field(description="An image file.")]
-    side: Annotated[
-        Whole,
-        Field(ge=16, le=2048, description="Pixels of the longer side of the picture."),
-    ] = 512
+    image: UploadFile = Field(description="An image file.")
+    side: Whole = Field(
+        512, ge=16, le=2048, description="Pixels of the longer side of the picture."
+    )
 
 
 class KeptForm(Labels):
@@ -336,13 +339,13 @@ class MergeRequest(NoteRequest):
 class RedoRequest(RequestModel):
     """Number of rollbacks to undo, the latest first."""
 
-    n: Annotated[Whole, Field(ge=1, le=1000)] = 1
+    n: Whole = Field(1, ge=1, le=1000)
 
 
 class RollbackRequest(RedoRequest):
     """Number of changes to undo, or the revision to return to."""
 
-    to: Annotated[Whole, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
+    to: Omittable[Annotated[Whole, Field(ge=1, le=2**31)]] = None
 
 
 # -- responses -------------------------------------------------------------------------
@@ -557,20 +560,18 @@ class JobRecord(BaseModel):
     id: str
     model: str
     state: JobState = "running"
-    done: Annotated[int, Field(ge=0, description="Number of processed images.")] = 0
-    total: Annotated[int, Field(ge=0)]
-    skipped: Annotated[
-        int, Field(ge=0, description="Number of images that could not be read.")
-    ] = 0
-    failures: Annotated[
-        list[SkippedImage],
-        Field(description="The first 100 images that could not be read."),
-    ] = []
+    done: int = Field(default=0, ge=0, description="Number of processed images.")
+    total: int = Field(ge=0)
+    skipped: int = Field(
+        default=0, ge=0, description="Number of images that could not be read."
+    )
+    failures: list[SkippedImage] = Field(
+        default=[], description="The first 100 images that could not be read."
+    )
     error: str | None = None
-    change: Annotated[
-        ChangeAnswer | None,
-        Field(description="The change; null until it is on disk."),
-    ] = None
+    change: ChangeAnswer | None = Field(
+        default=None, description="The change; null until it is on disk."
+    )
 
     @property
     def has_ended(self) -> bool:

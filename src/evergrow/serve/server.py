@@ -43,25 +43,29 @@ def run_server(
     *,
     log_level: str = "info",
 ) -> None:
-    """Run the service until the process receives SIGINT or SIGTERM.
+    """Run the service, and return once the process receives SIGINT or SIGTERM.
 
-    This binds the port (with ``lan`` also a TLS port on the local network), sets up
-    logging and warms up the service in a thread.
+    Binds the port; with ``lan``, also the same port for TLS on the address in the local
+    network. Sets up the logs of the process, and loads libraries and backbones in a
+    daemon thread.
 
     Parameters
     ----------
     config : ServeConfig
         All settings.
     announce : callable
-        Called once the port is bound, with the address and with the text of the QR
-        code for phones (empty without ``lan``).
+        Called as ``announce(address, qr_code)`` once clients may connect. `qr_code` is
+        a text for a terminal, empty without ``lan``.
     log_level : str, default="info"
         Minimum level of log messages.
 
     Raises
     ------
     ParameterError
-        If the address cannot be bound, or with ``lan`` if the machine has no network.
+        If the address cannot be bound, or ``lan`` is set and the machine is on no
+        network.
+    PathError
+        If the folder of the models cannot be used.
     """
     listener = _bind(config.host, config.port)
     host, port = listener.getsockname()[:2]
@@ -91,6 +95,7 @@ def run_server(
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raise :class:`ParameterError` if this fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), port), family=family)
@@ -112,7 +117,7 @@ class Server(uvicorn.Server):
     app : FastAPI
         Application returned by :func:`create_app`.
     tls_listeners : iterable of (socket, SSLContext)
-        Further listening sockets, served over TLS.
+        Further listening sockets, served over TLS. The server takes them over.
     """
 
     def __init__(
@@ -180,7 +185,14 @@ class Server(uvicorn.Server):
 class _TlsListener(socket.socket):
     """A listening socket that limits connections per address before the TLS handshake.
 
-    A protocol sees a connection only after the handshake.
+    :class:`BoundedProtocol` counts connections only after the handshake.
+
+    Parameters
+    ----------
+    listener : socket
+        The listening socket. It is taken over and cannot be used any more.
+    max_per_address : int
+        Number of open connections per address.
     """
 
     def __init__(self, listener: socket.socket, max_per_address: int) -> None:
@@ -189,7 +201,11 @@ class _TlsListener(socket.socket):
         self._open: list[tuple[socket.socket, str]] = []
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; close it if its address has too many."""
+        """Return the next connection and its address. Called by asyncio.
+
+        If the address has too many, the connection is closed. asyncio ignores the
+        ConnectionAbortedError that is raised then.
+        """
         connection, address = super().accept()
         self._open = [entry for entry in self._open if entry[0].fileno() >= 0]
         n_open = sum(host == address[0] for _, host in self._open)
@@ -205,6 +221,15 @@ class _LingeringTransport:
 
     An operating system resets a connection that is closed with unread data, and the
     client then loses the response.
+
+    Parameters
+    ----------
+    transport : Transport
+        The transport, which gets all other calls.
+    protocol : H11Protocol
+        The protocol that uses it.
+    max_bytes : int
+        Bytes that are read after the end at most.
     """
 
     def __init__(
@@ -216,6 +241,7 @@ class _LingeringTransport:
         self._lingers = False
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the transport."""
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
@@ -287,6 +313,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _n_connections_of_client(self) -> int:
+        """Return the number of open connections from this address, with this one."""
         address = self.client[0] if self.client else ""
         clients = [
             other.client
@@ -296,7 +323,10 @@ class BoundedProtocol(H11Protocol):
         return sum(client is not None and client[0] == address for client in clients)
 
     def _start_timer(self) -> None:
-        """Close the connection unless a request head arrives in time."""
+        """Close the connection unless the head of a request arrives in time.
+
+        Does nothing if the timer runs already.
+        """
         if self._timer is None:
             self._timer = self.loop.call_later(
                 self._limits.header_seconds, self.transport.close

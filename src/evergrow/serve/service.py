@@ -1,13 +1,11 @@
-"""Shared state of the HTTP application, and the operations that its routes use."""
+"""Shared state of the HTTP application: models, backbones, threads and memory."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
 import io
 import tempfile
-import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,23 +13,19 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request
-from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.archives import DataArchive
 from evergrow.features.backbone import Backbone
 from evergrow.features.images import decode_image, is_quick_to_decode
-from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
-from evergrow.serve.bodies import RequestSamples
-from evergrow.serve.budget import MemoryBudget
-from evergrow.serve.config import Limits, ServeConfig
-from evergrow.serve.fair_executor import FairExecutor
+from evergrow.serve.config import ServeConfig
 from evergrow.serve.lan import LanAccess
-from evergrow.serve.model_store import ModelStore, Version
+from evergrow.serve.model_store import ModelStore
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.problems import Problem
+from evergrow.serve.sharing import FairExecutor, MemoryBudget
 
 Result = TypeVar("Result")
 _MAX_WARM_MODELS = 8
@@ -40,35 +34,34 @@ _MAX_WEBP_SIDE = 16_383
 """Longest side of a WebP image in pixels."""
 
 
-class OpenModel:
-    """The version of a model at the start of a request. A dependency of routes.
-
-    Parameters
-    ----------
-    m : str
-        Name of the model in the request.
-    service : Service
-        The service.
-    """
-
-    def __init__(self, m: str, service: ServiceDep) -> None:
-        # A model has one name, in metrics too.
-        self.name = unicodedata.normalize("NFC", m)
-        self.file = service.store.model(self.name)
-        self.version = self.file.current()
-        service.store.close_unused()
-
-
-ModelDep = Annotated[OpenModel, Depends(OpenModel)]
-
-
 class Service:
     """Shared state of the HTTP application.
+
+    Every kind of work has its own threads, so that none waits for another kind.
 
     Parameters
     ----------
     config : ServeConfig
         All settings.
+
+    Attributes
+    ----------
+    config : ServeConfig
+        All settings.
+    limits : Limits
+        The limits in `config`.
+    metrics : Metrics
+        Metrics of the service.
+    pool : BackbonePool
+        Backbones in use.
+    store : ModelStore
+        The models.
+    memory : MemoryBudget
+        Budget of unpacked samples, shared by requests and jobs.
+    analyses : Executor
+        Threads for evaluations, suggestions and other analyses.
+    lan : LanAccess or None
+        Access for phones. None without ``--lan``.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -86,7 +79,7 @@ class Service:
         self._writers = ThreadPoolExecutor(
             max(4, n_cores), "changes", limit_torch, (n_cores,)
         )
-        self._analyses = ThreadPoolExecutor(2, "analyses", limit_torch, (1,))
+        self.analyses = ThreadPoolExecutor(2, "analyses", limit_torch, (1,))
         self._unpackers = ThreadPoolExecutor(2, "archives", limit_torch, (1,))
         self.memory = MemoryBudget(config.limits.unpacked_bytes)
         self.store = ModelStore(config, self._writers, self.metrics)
@@ -95,18 +88,21 @@ class Service:
         self.lan: LanAccess | None = None
 
     def set_up_threads(self) -> None:
-        """Limit torch in the threads of ``asyncio.to_thread``."""
+        """Set the threads of ``asyncio.to_thread`` in the running loop.
+
+        They limit torch, as all threads of the service do.
+        """
         threads = ThreadPoolExecutor(
             max(4, cores()), "answers", limit_torch, (cores(),)
         )
         asyncio.get_running_loop().set_default_executor(threads)
 
     async def shut_down(self) -> None:
-        """Finish changes that have begun and end all threads."""
+        """Finish work that has begun, changes first, and end all threads."""
         for executor in (
             self._writers,
             self.pool,
-            self._analyses,
+            self.analyses,
             self._unpackers,
             self._loaders,
             self._decoders,
@@ -114,99 +110,11 @@ class Service:
         ):
             await asyncio.to_thread(executor.shutdown)
 
-    # -- predict, encode, analyze ------------------------------------------------------
+    async def batcher(self, learner: Learner) -> Batcher:
+        """Return the queue of a model's backbone. Load the backbone if necessary.
 
-    async def predict(
-        self,
-        model: OpenModel,
-        samples: RequestSamples | NDArray[Any],
-        false_alarm: float,
-    ) -> Answers:
-        """Predict samples, in one batch with other requests to the same model.
-
-        Parameters
-        ----------
-        model : OpenModel
-            The model.
-        samples : RequestSamples or ndarray
-            Samples of the kind that the model takes, or their features.
-        false_alarm : float
-            Fraction of known samples that may be reported as unknown.
+        The model must have a backbone.
         """
-        version = model.version
-        version.require_ready()
-        found: Any = samples
-        if isinstance(samples, RequestSamples):
-            found = await self._submit(model, samples, model=version)
-        if isinstance(found, Answers):
-            answers = found
-        else:
-            answers = (await asyncio.to_thread(version.predict, [found]))[0]
-        self.metrics.samples.labels("predict").inc(len(answers.values))
-        calibration = version.learner.state_.calibration
-        self.metrics.note_answers(model.name, calibration, answers)
-        return version.with_false_alarm(answers, false_alarm)
-
-    async def encode(
-        self, model: OpenModel, samples: RequestSamples, *, alone: bool = False
-    ) -> NDArray[Any]:
-        """Return the features of samples.
-
-        Parameters
-        ----------
-        model : OpenModel
-            The model whose backbone computes the features.
-        samples : RequestSamples
-            Samples of the kind that the model takes.
-        alone : bool, default=False
-            Whether every sample is encoded alone, so that the same sample always has
-            the same features. Required for samples that are learned or unlearned.
-        """
-        features: NDArray[Any] = await self._submit(model, samples, alone=alone)
-        return features
-
-    async def _submit(
-        self, opened: OpenModel, samples: RequestSamples, **settings: Any
-    ) -> Any:
-        """Decode samples and submit them to the backbone. See :meth:`Batcher.submit`.
-
-        Samples that are features need no backbone and are returned as they are.
-        """
-        features = _check_samples(opened.version, samples, self.limits)
-        if features is not None:
-            return features
-        batcher = await self.batcher(opened)
-        with batcher.reserve(len(samples)):
-            prepared: Sequence[Prepared]
-            if samples.texts is not None:
-                prepared = samples.texts
-            else:
-                images = samples.images or []
-                prepared = await self.prepare_images(batcher.backbone, images)
-        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
-
-    async def analyze(
-        self,
-        model: OpenModel,
-        samples: RequestSamples | NDArray[Any],
-        work: Callable[[Learner, Any], Result],
-    ) -> Result:
-        """Call a function with a copy of the learner and the features of samples.
-
-        It runs in threads that are not used for predictions.
-        """
-        model.version.require_ready()
-        features: Any = samples
-        if isinstance(samples, RequestSamples):
-            features = await self.encode(model, samples)
-        learner = model.version.learner
-        return await asyncio.get_running_loop().run_in_executor(
-            self._analyses, lambda: work(copy.copy(learner), features)
-        )
-
-    async def batcher(self, model: OpenModel) -> Batcher:
-        """Return the queue of a model's backbone. Load the backbone if necessary."""
-        learner = model.version.learner
         found = self.pool.loaded(learner)
         if found is None:
             found = await asyncio.get_running_loop().run_in_executor(
@@ -220,9 +128,22 @@ class Service:
     async def prepare_images(
         self, backbone: Backbone, images: Sequence[tuple[str, bytes]]
     ) -> list[Prepared]:
-        """Decode and preprocess images in parallel.
+        """Decode and preprocess images in parallel, with turns for other requests.
 
-        The size of an image is checked before its pixels are decoded.
+        Parameters
+        ----------
+        backbone : Backbone
+            The backbone whose preprocessing is applied.
+        images : sequence of (str, bytes)
+            Names for messages and contents of image files.
+
+        Raises
+        ------
+        InputError
+            If the backbone takes texts.
+        ImageError
+            If an image cannot be read or has too many pixels. The size is checked
+            before pixels are decoded. The other images are not decoded then.
         """
         transform = backbone.transform
         if transform is None:
@@ -231,10 +152,10 @@ class Service:
             )
 
         # One decoder is left to other requests.
-        turns = asyncio.Semaphore(max(1, cores() - 1))
+        free_decoders = asyncio.Semaphore(max(1, cores() - 1))
 
         async def prepare(name: str, data: bytes) -> Prepared:
-            async with turns:
+            async with free_decoders:
                 return await self._decode(transform, name, data)
 
         tasks = [asyncio.create_task(prepare(*image)) for image in images]
@@ -268,7 +189,7 @@ class Service:
     async def _decode(
         self, use: Callable[[Any], Result], name: str, data: bytes
     ) -> Result:
-        """Decode an image in a thread and pass it to a function.
+        """Decode an image in a thread and return the result of a function of it.
 
         Callers take turns. Images that are slow to decode have separate threads, so
         that small images do not wait for them.
@@ -276,23 +197,22 @@ class Service:
         loop = asyncio.get_running_loop()
         max_pixels = self.limits.pixels
 
-        def work() -> Result:
+        def decode() -> Result:
             return use(decode_image(data, name=name, max_pixels=max_pixels))
 
-        def work_if_quick() -> Result | None:
-            if is_quick_to_decode(data, name, max_pixels):
-                return work()
-            return None
+        def decode_if_quick() -> Result | None:
+            # Whether it is quick is read from the file, so a thread finds it out.
+            return decode() if is_quick_to_decode(data, name, max_pixels) else None
 
-        found = await loop.run_in_executor(self._decoders, work_if_quick)
+        found = await loop.run_in_executor(self._decoders, decode_if_quick)
         if found is None:
-            return await loop.run_in_executor(self._slow_decoders, work)
+            return await loop.run_in_executor(self._slow_decoders, decode)
         return found
 
     # -- files -------------------------------------------------------------------------
 
     async def read_archive_file(self, archive: DataArchive, name: str) -> bytes:
-        """Unpack a file of an archive in a thread.
+        """Return the unpacked contents of a file in an archive. Reads in a thread.
 
         If cancelled, it still waits for the thread, so that the caller releases its
         memory budget only afterwards.
@@ -302,12 +222,13 @@ class Service:
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:
-            if not work.cancel():
+            has_begun = not work.cancel()
+            if has_begun:
                 await asyncio.gather(reading, return_exceptions=True)
             raise
 
     async def adopt(self, name: str, file: Path) -> None:
-        """Create a model from an uploaded file.
+        """Create a model from an uploaded file, see :meth:`ModelStore.adopt`.
 
         The file is checked in memory, so only one is processed at a time.
 
@@ -323,10 +244,22 @@ class Service:
                 self.store.adopt, name, file, self.pool.check_offered
             )
 
-    async def export(self, model: OpenModel, *, head_only: bool) -> bytes:
-        """Return the model as an ONNX graph.
+    async def export(self, learner: Learner, *, head_only: bool) -> bytes:
+        """Return a model as an ONNX file.
 
         This takes seconds and memory, so only one model is exported at a time.
+
+        Parameters
+        ----------
+        learner : Learner
+            The model.
+        head_only : bool
+            Whether the graph takes features instead of images or texts.
+
+        Raises
+        ------
+        Problem
+            503 if another model is being exported.
         """
         if self._exporting.locked():
             raise Problem(
@@ -336,14 +269,15 @@ class Service:
                 retry_after=5,
             )
         async with self._exporting:
-            return await asyncio.to_thread(
-                _onnx_graph, model.version.learner, self.pool, head_only
-            )
+            return await asyncio.to_thread(_onnx_file, learner, self.pool, head_only)
 
     # -- warming up --------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Load libraries and backbones, so that the first requests do not wait."""
+        """Load libraries and backbones, so that the first requests do not wait.
+
+        Called once, in a thread of its own.
+        """
         limit_torch(1)
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
@@ -354,21 +288,21 @@ class Service:
         names = self.store.names()[:_MAX_WARM_MODELS]
         for name in names:
             self._warm_up_backbone(name)
+        self.store.close_unused()
         if not names and not self.config.read_only:
             self._warm_up_backbone(None)
 
     def _warm_up_backbone(self, name: str | None) -> None:
         """Encode a sample with the backbone of a model, or with the default one."""
+        batcher: Batcher | None
         try:
             if name is None:
                 batcher = self.pool.chosen("image", "auto")
             else:
-                learner = OpenModel(name, self).version.learner
-                found = self.pool.of_learner(learner)
-                if found is None:
-                    return
-                batcher = found
-            if batcher.depth == 0:
+                learner = self.store.model(name).current().learner
+                batcher = self.pool.of_learner(learner)
+            # A backbone with queued samples is warming up already.
+            if batcher is not None and batcher.depth == 0:
                 sample = _blank_sample(batcher.backbone)
                 batcher.submit([sample], alone=True).result()
         except Exception as error:
@@ -377,56 +311,11 @@ class Service:
 
 
 def _blank_sample(backbone: Backbone) -> Prepared:
+    """Return any text or image, preprocessed for a backbone."""
     if backbone.transform is None:
         return "a"
     image: Prepared = backbone.transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
     return image
-
-
-def _check_samples(
-    version: Version, samples: RequestSamples, limits: Limits
-) -> NDArray[Any] | None:
-    """Check the number and kind of samples.
-
-    Returns
-    -------
-    ndarray of shape (n, d) or None
-        The samples if they are features, None if a backbone is needed.
-    """
-    if len(samples) > limits.samples:
-        raise Problem(
-            413,
-            f"a request may contain at most {limits.samples} samples, "
-            f"got {len(samples)}",
-            "TooMany",
-        )
-    if samples.texts is not None:
-        longest = max(map(len, samples.texts))
-        if longest > limits.text_characters:
-            raise InputError(
-                f"texts must have at most {limits.text_characters} characters each, "
-                f"got {longest}"
-            )
-    expected = "rows" if version.kind == "features" else version.kind
-    given = [
-        name
-        for name in ("images", "texts", "rows")
-        if getattr(samples, name) is not None
-    ]
-    if not given:
-        raise InputError(f"{expected} must contain at least one sample, got none")
-    # Models of images and of texts accept features too.
-    if given not in ([expected], ["rows"]):
-        raise InputError(
-            f"{expected} must be given alone, since the model takes {version.kind}, "
-            f"got {' and '.join(given)}"
-        )
-    if samples.rows is None:
-        return None
-    try:
-        return np.asarray(samples.rows, dtype=np.float64)
-    except ValueError as error:
-        raise InputError("rows must all have the same number of columns") from error
 
 
 def _lossless_file(image: Any) -> bytes:
@@ -440,7 +329,11 @@ def _lossless_file(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx_graph(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
+def _onnx_file(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
+    """Return a model as an ONNX file. A model of features is exported without backbone.
+
+    A copy is exported on the CPU, so that the model can be used meanwhile.
+    """
     from evergrow.export.onnx_export import export_learner
 
     batcher = None

@@ -1,4 +1,8 @@
-// Shows /openapi.json for people. Text from the document goes into text nodes only.
+// Shows /openapi.json as a page. Text of the document is inserted as text only, never as markup.
+
+const MOST_DEPTH = 6; // levels of an example, since schemas can contain themselves
+
+/** Append a new element with a text and a CSS class to its parent, and return it. */
 const element = (name, text, parent, kind) => {
   const made = document.createElement(name);
   if (text) made.textContent = text;
@@ -7,8 +11,9 @@ const element = (name, text, parent, kind) => {
   return made;
 };
 
+/** Return an example of a value that fits a schema. "schemas" are those that it may refer to. */
 const example = (schema, schemas, depth = 0) => {
-  if (!schema || depth > 6) return null;
+  if (!schema || depth > MOST_DEPTH) return null;
   if (schema.$ref) return example(schemas[schema.$ref.split("/").pop()], schemas, depth + 1);
   if (schema.examples?.length) return schema.examples[0];
   if ("example" in schema) return schema.example;
@@ -18,21 +23,25 @@ const example = (schema, schemas, depth = 0) => {
   const choices = schema.anyOf ?? schema.oneOf;
   if (choices) return example(choices[0], schemas, depth + 1);
   if (schema.type === "object") {
-    return Object.fromEntries(Object.entries(schema.properties ?? {}).map(([k, v]) => [k, example(v, schemas, depth + 1)]));
+    const properties = Object.entries(schema.properties ?? {});
+    return Object.fromEntries(properties.map(([name, inner]) => [name, example(inner, schemas, depth + 1)]));
   }
   if (schema.type === "array") return [example(schema.items, schemas, depth + 1)];
-  return { string: schema.format === "binary" || schema.contentMediaType ? "(bytes of a file)" : "…", integer: 1, number: 0.5, boolean: false }[schema.type] ?? null;
+  const isFile = schema.format === "binary" || schema.contentMediaType;
+  const plain = { string: isFile ? "(bytes of a file)" : "…", integer: 1, number: 0.5, boolean: false };
+  return plain[schema.type] ?? null;
 };
 
-const show = (document_, path, verb, route, parent) => {
-  const schemas = document_.components?.schemas ?? {};
+/** Append a route to an element: its parameters, and examples of its requests and responses. */
+const show = (path, verb, route, schemas, parent) => {
   const box = element("details", "", parent);
   const head = element("summary", "", box);
   element("span", verb.toUpperCase(), head, "verb");
   element("code", path, head);
   element("span", ` ${(route.description ?? "").split("\n")[0]}`, head);
-  for (const one of route.parameters ?? []) {
-    element("p", `${one.in} ${one.name}${one.required ? "" : " (optional)"}: ${one.description ?? one.schema?.type ?? ""}`, box);
+  for (const { in: place, name, required, description, schema } of route.parameters ?? []) {
+    const about = description ?? schema?.type ?? "";
+    element("p", `${place} ${name}${required ? "" : " (optional)"}: ${about}`, box);
   }
   for (const [type, body] of Object.entries(route.requestBody?.content ?? {})) {
     element("p", `Request, ${type}:`, box);
@@ -40,7 +49,7 @@ const show = (document_, path, verb, route, parent) => {
   }
   for (const [status, answer] of Object.entries(route.responses ?? {})) {
     const shape = Object.values(answer.content ?? {})[0]?.schema;
-    element("p", `Answer ${status}: ${answer.description ?? ""}`, box);
+    element("p", `Response ${status}: ${answer.description ?? ""}`, box);
     if (Number(status) < 300 && shape) element("pre", JSON.stringify(example(shape, schemas), null, 1), box);
   }
 };
@@ -60,5 +69,6 @@ for (const [path, verbs] of Object.entries(described.paths)) {
 }
 for (const [tag, routes] of groups) {
   element("h2", tag, main);
-  for (const [path, verb, route] of routes) show(described, path, verb, route, main);
+  const schemas = described.components?.schemas ?? {};
+  for (const [path, verb, route] of routes) show(path, verb, route, schemas, main);
 }

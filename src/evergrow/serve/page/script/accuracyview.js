@@ -10,7 +10,7 @@ import { keepSettings } from "./store.js";
 import { thumb } from "./thumbs.js";
 
 const SETTLED = 400;
-const TABLE = 8; // classes up to which a table says more than words
+const TABLE = 8; // number of classes up to which the table is open at first
 const SHARES = [["0", "none"], ["0.1", "every tenth"], ["0.2", "every fifth"], ["0.34", "every third"]];
 
 export class AccuracyView {
@@ -32,6 +32,7 @@ export class AccuracyView {
 
   get held() { return this.model.classes.flatMap((one) => one.held); }
 
+  /** Return the choice of the share that is held out. */
   shareChoice() {
     const select = make("select", { id: "share", on: { change: () => {
       this.model.settings.share = Number(select.value);
@@ -43,7 +44,7 @@ export class AccuracyView {
       make("p.hint", {}, "These examples are set aside for testing and never taught."));
   }
 
-  /** Return the choice to keep images for testing and for review on the server, which is off by default. */
+  /** Return the checkbox for storage on the server, which is off by default. */
   serverChoice() {
     const box = make("input", { type: "checkbox", id: "on-server", on: { change: () => this.chooseServer(box) } });
     this.server = make("div.field", { hidden: true }, make("label.option", {}, box,
@@ -58,7 +59,7 @@ export class AccuracyView {
       await keepOnServer(this.model, on);
       confirmDone(on ? "Images are kept on the server from now on." : "The images were removed from the server.");
     };
-    this.choosing = true; // the box stays as it was set until the service has answered
+    this.choosing = true; // do not change the box until the service has answered
     const settled = () => {
       this.choosing = false;
       this.follow();
@@ -73,6 +74,7 @@ export class AccuracyView {
     }).addEventListener("close", settled);
   }
 
+  /** Evaluate again if the model or its test samples have changed. */
   follow() {
     const { held } = this;
     const { kept, readOnly } = this.model;
@@ -90,22 +92,23 @@ export class AccuracyView {
         make("li", {}, "Label images under Review: some of them are set aside for this test too."))));
       return;
     }
-    this.result.classList.add("stale"); // what stands there is about another state of the model
+    this.result.classList.add("stale"); // the result belongs to an earlier state of the model
     this.timer = setTimeout(() => void attempt(this.problems, async () => {
-      const told = await this.model.evaluate(held);
+      const evaluation = await this.model.evaluate(held);
       this.tested = key;
-      this.draw(told);
+      this.draw(evaluation);
     }), SETTLED);
   }
 
-  draw(told) {
+  /** Show the result of OpenModel.evaluate. */
+  draw(evaluation) {
     const { kind } = this.model;
-    const held = told.tested;
-    const tested = held.map((sample, i) => ({ sample, label: told.labels[i], predicted: told.predicted[i] }));
-    const copies = this.model.kept?.on ? new Set() // everybody sees the same figure then
+    const { tested: held, labels, predicted } = evaluation;
+    const tested = held.map((sample, i) => ({ sample, label: labels[i], predicted: predicted[i] }));
+    const copies = this.model.kept?.on ? new Set() // all clients must see the same number
       : nearCopies(held, this.model.classes.flatMap((one) => one.taught));
     const own = tested.filter(({ sample }) => !copies.has(sample));
-    const counted = own.length ? own : tested; // everything below counts these and no others
+    const counted = own.length ? own : tested; // all numbers below are about these
     const left = tested.filter((one) => !counted.includes(one));
     const hits = counted.filter(({ label, predicted }) => label === predicted).length;
     const share = hits / counted.length;
@@ -121,7 +124,7 @@ export class AccuracyView {
     this.mistakes(counted), this.table(counted), this.curve);
   }
 
-  /** Return what was taken for what, in words, the most frequent first. */
+  /** Return a list of the mistakes, the most frequent first. */
   mistakes(counted) {
     const pairs = new Map();
     for (const one of counted) {
@@ -138,7 +141,7 @@ export class AccuracyView {
     return make("section.mistakes", {}, make("h2.small", {}, "Mistakes"), make("ol", {}, listed));
   }
 
-  /** Return how often each class was taken for each, as a table; with many classes it is closed at first. */
+  /** Return the confusion matrix as a table. With many classes it is closed at first. */
   table(counted) {
     const known = this.model.classes.map((one) => one.name);
     const classes = known.filter((name) => counted.some(({ label, predicted }) => [label, predicted].includes(name)));
@@ -164,6 +167,7 @@ export class AccuracyView {
     return details;
   }
 
+  /** Show the samples of a cell of the confusion matrix in a window. */
   openCell(label, predicted, samples) {
     const problems = make("div.problems");
     const right = label === predicted;
@@ -188,12 +192,13 @@ function linkTo(words, work) {
   return button;
 }
 
+/** Show tested samples in a window. */
 function openTested(title, tested) {
   const thumbs = tested.map(({ sample, label }) => thumb(sample, label));
   openWindow(title, [make("ul.thumbs.large", {}, thumbs)], { wide: true });
 }
 
-/** Return where the true share lies with 95 % (Wilson's interval). */
+/** Return the 95 % confidence interval of a share of n (Wilson's interval) in words. */
 function spread(share, n) {
   const z = 1.96;
   const middle = (share + (z * z) / (2 * n)) / (1 + (z * z) / n);

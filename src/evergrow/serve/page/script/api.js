@@ -1,19 +1,20 @@
-/* The service: every request goes through here, and everything that can go wrong comes back as a Problem in words. */
+/* Requests to the service. Failures are raised as a Problem with a message for people. */
 
 import { tabStorage } from "./storage.js";
 
 const TOKEN = "evergrow-token";
 
-/** What went wrong with a request: "kind" says what the page can do about it. */
+/** A request that failed. Its "kind" says what the page or the user can do. */
 export class Problem extends Error {
   /**
    * @param {string} words - A sentence for people.
-   * @param {"offline"|"token"|"stale"|"busy"|"starting"|"refused"} kind - What can be done: wait, give a token, look
-   *   again, try later, teach first, or change the request.
+   * @param {"offline"|"token"|"stale"|"busy"|"starting"|"refused"} kind - What to do: wait for the service, enter a
+   *   token, reload the model, try later, teach a class first, or change the request.
+   * @param {Object} [settings] - status: HTTP status; retryAfter: seconds to wait.
    */
-  constructor(words, kind, { status = 0, retryAfter = 0, document: told = null } = {}) {
+  constructor(words, kind, { status = 0, retryAfter = 0 } = {}) {
     super(words);
-    Object.assign(this, { kind, status, retryAfter, told });
+    Object.assign(this, { kind, status, retryAfter });
   }
 }
 
@@ -23,7 +24,7 @@ const words = {
   412: "Someone else changed this model.",
 };
 
-/** The token of this tab; it is gone when the tab is closed. */
+/** The access token. It is stored until this tab is closed. */
 export const token = {
   get: () => tabStorage.getItem(TOKEN) ?? "",
   set: (value) => (value ? tabStorage.setItem(TOKEN, value) : tabStorage.removeItem(TOKEN)),
@@ -31,12 +32,14 @@ export const token = {
 
 const listeners = new Set();
 
-/** Call a function with true or false whenever the service becomes reachable or stops being so. */
+/** Call a function with true when the service becomes reachable, and with false when it becomes unreachable. */
 export function onReach(listener) {
   listeners.add(listener);
 }
 
 let reachable = true;
+
+/** Remember whether the last request reached the service, and tell the listeners if that changed. */
 function noteReach(now) {
   if (now === reachable) return;
   reachable = now;
@@ -47,10 +50,12 @@ function noteReach(now) {
 export const isReachable = () => reachable;
 
 /**
- * Send a request and return the answer.
- * @param {string} path - Below /api/v1.
- * @param {Object} [settings] - method, json (sent as JSON), body, match (an ETag), once (an Idempotency-Key), seen (an
- *   ETag that is answered with null if nothing changed), type and accept (media types), signal.
+ * Send a request and return the response.
+ * @param {string} path - Path below /api/v1.
+ * @param {Object} [settings] - method; json: value of a JSON body; body: any other body; match: ETag for If-Match;
+ *   once: Idempotency-Key; seen: ETag for If-None-Match; type, accept: media types; signal: AbortSignal.
+ * @returns {Promise<Response|null>} The response; null if the model still has the ETag "seen".
+ * @throws {Problem} If the service is not reachable or refuses the request.
  */
 export async function send(path, { method, json, body, match, once, seen, signal, type, accept } = {}) {
   const headers = new Headers();
@@ -78,7 +83,7 @@ export async function send(path, { method, json, body, match, once, seen, signal
   return response;
 }
 
-/** Send a request and return the JSON document of the answer with its ETag. */
+/** Send a request and return the JSON of the response, with its ETag as "etag". Null as in "send". */
 export async function ask(path, settings) {
   const response = await send(path, settings);
   if (response === null) return null;
@@ -87,21 +92,22 @@ export async function ask(path, settings) {
   return etag ? { ...values, etag } : values;
 }
 
+const KINDS = { 401: "token", 412: "stale", 429: "busy", 503: "busy" };
+
+/** Return the Problem for a response with an error status. */
 async function problemOf(response) {
-  let told = null;
-  try { told = await response.json(); } catch { /* a proxy in between may answer with anything */ }
+  let report = null;
+  try { report = await response.json(); } catch { /* a proxy may respond with anything */ }
   const { status } = response;
   const retryAfter = Number(response.headers.get("Retry-After")) || 0;
-  const kind = status === 401 ? "token" : status === 412 ? "stale"
-    : status === 503 || status === 429 ? "busy"
-    : status === 409 && told?.error === "NotFittedError" ? "starting" : "refused";
-  const detail = told?.detail ? sentence(told.detail) : `The service answered with ${status}.`;
-  return new Problem(words[status] ?? (kind === "busy" ? `The service is busy: ${detail}` : detail), kind, {
-    status, retryAfter, document: told,
-  });
+  const isStarting = status === 409 && report?.error === "NotFittedError"; // the model has no class yet
+  const kind = isStarting ? "starting" : KINDS[status] ?? "refused";
+  const detail = report?.detail ? sentence(report.detail) : `The service answered with ${status}.`;
+  const message = words[status] ?? (kind === "busy" ? `The service is busy: ${detail}` : detail);
+  return new Problem(message, kind, { status, retryAfter });
 }
 
-/** Return a message of the service as a sentence. */
+/** Return a message with a capital letter and a full stop. */
 export function sentence(text) {
   const trimmed = text.trim();
   const upper = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
@@ -111,25 +117,25 @@ export function sentence(text) {
 /** Return the part of a path that names a model. */
 export const modelPath = (name) => `/models/${encodeURIComponent(name)}`;
 
-/** Wait as long as the service asked for after it was busy, more each time. */
+/** Wait before a request is repeated: as long as the service asked for, and longer with each try. */
 export function pauseAfter(problem, tries) {
   const seconds = Math.min(20, Math.max(problem.retryAfter || 1, 0.5 * 2 ** tries));
   return new Promise((resolve) => setTimeout(resolve, seconds * 1000));
 }
 
-/** Return an image that this browser cannot read as one that it can. */
+/** Let the service convert an image file that browsers cannot read. Return a JPEG as a blob. */
 export async function previewOf(file) {
   const form = new FormData();
   form.append("image", file, file.name || "pasted");
   return (await send("/preview", { body: form })).blob();
 }
 
-/** Save an answer of the service as a file. */
+/** Download a file from the service. */
 export async function download(path, name) {
   save(await (await send(path)).blob(), name);
 }
 
-/** Save a blob as a file. */
+/** Save a blob as a file of this name. */
 export function save(blob, name) {
   const address = URL.createObjectURL(blob);
   const link = document.createElement("a");

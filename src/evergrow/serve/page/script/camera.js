@@ -1,19 +1,19 @@
-/* One camera for the whole page: the live answer and every recording look through it. */
+/* The camera, shared by the live view and all recordings. */
 
 let stream = null;
 
-/** Tells by an event "change" that the camera went on or off. */
+/** Gets the event "change" when the camera is turned on or off. */
 export const changes = new EventTarget();
 
 /** Whether the camera is on. */
 export const isOn = () => stream !== null;
 
-/** The element that shows the camera; frames are taken from it. */
+/** The element that shows the camera. Frames are read from it. */
 export const video = document.createElement("video");
 Object.assign(video, { muted: true, playsInline: true, autoplay: true });
 video.setAttribute("aria-label", "Camera");
 
-/** Turn the camera on, or raise an error that says in words why it cannot be. */
+/** Turn the camera on. Raise an error with a message for people if that fails. */
 export async function turnOn() {
   if (stream) return;
   if (!navigator.mediaDevices?.getUserMedia) {
@@ -40,6 +40,7 @@ export function turnOff() {
   changes.dispatchEvent(new Event("change"));
 }
 
+/** Return the message for an error of getUserMedia. */
 function whyNot(error) {
   if (error.name === "NotAllowedError") return "The camera is blocked for this page. Allow it next to the address bar.";
   if (error.name === "NotFoundError") return "No camera found. Drop images instead.";
@@ -47,5 +48,5 @@ function whyNot(error) {
   return `The camera could not be turned on: ${error.message}`;
 }
 
-/** Whether there is a frame to take. */
+/** Return whether a frame can be read. */
 export const hasFrame = () => stream !== null && video.videoWidth > 0 && video.readyState >= 2;

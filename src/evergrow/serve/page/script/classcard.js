@@ -1,4 +1,4 @@
-/* The card of one class: what was shown of it, and every way to show more. */
+/* The card of a class: its samples, and buttons to add more. */
 
 import { action, fill, iconButton, icon, make } from "./dom.js";
 import { clearDraft, keepDraft } from "./drafts.js";
@@ -10,7 +10,7 @@ import { holdButton } from "./recording.js";
 import { countOf, typedSamples, worries } from "./samples.js";
 import { thumb } from "./thumbs.js";
 
-const SHOWN = 11; // thumbnails before "show all"
+const SHOWN = 11; // thumbnails until "show all" is pressed
 
 export class ClassCard {
   constructor(model, name) {
@@ -36,7 +36,7 @@ export class ClassCard {
     this.collapse(model.settings.collapsed.includes(name), { kept: true });
   }
 
-  /** Show the name alone, or everything again. */
+  /** Collapse or expand the card. */
   collapse(away, { kept = false } = {}) {
     this.body.hidden = away;
     this.element.classList.toggle("collapsed", away);
@@ -47,7 +47,7 @@ export class ClassCard {
     if (!kept) this.model.setCollapsed([this.name], away);
   }
 
-  /** Show what the model knows of the class now. */
+  /** Show the current state of the class. */
   update(card, others) {
     Object.assign(this, { card, others });
     const held = card.held.length + card.waiting.filter((one) => one.held).length;
@@ -59,8 +59,8 @@ export class ClassCard {
     this.status.hidden = !coming;
     this.status.textContent = coming ? (this.model.sending ? `Learning ${coming}…` : `${coming} waiting`) : "";
     this.showRefused(card.waiting.filter((one) => one.waiting.error));
-    const told = worries(card, others, this.model.warnings.get(this.name) ?? []);
-    fill(this.worries, told.map((text) => make("li", {}, icon("warning"), text)));
+    const warnings = worries(card, others, this.model.warnings.get(this.name) ?? []);
+    fill(this.worries, warnings.map((text) => make("li", {}, icon("warning"), text)));
     this.showThumbs([...card.waiting, ...card.taught, ...card.held].sort((a, b) => b.at - a.at || b.id - a.id));
   }
 
@@ -74,7 +74,7 @@ export class ClassCard {
     const key = shown.map((one) => `${one.id}${one.held}${Boolean(one.waiting)}`).join();
     this.more.hidden = samples.length <= shown.length && !this.all;
     this.more.textContent = this.all ? `Show fewer of ${this.name}` : `Show all ${samples.length} of ${this.name}`;
-    if (this.thumbs.dataset.key === key) return; // what is there stays, with the focus in it
+    if (this.thumbs.dataset.key === key) return; // unchanged, so the focus is not lost
     this.thumbs.dataset.key = key;
     fill(this.thumbs, shown.map((sample, i) => thumb(sample, `${this.name} ${samples.length - i}`, [{
       icon: "close",
@@ -83,11 +83,12 @@ export class ClassCard {
     }])));
   }
 
+  /** Show samples that the service refused, with a button to try again. */
   showRefused(refused) {
     const key = refused.map((one) => one.id).join();
     if ((this.problems.dataset.key ?? "") === key) return;
     this.problems.dataset.key = key;
-    if (!refused.length) { // what was refused was taken, or is gone
+    if (!refused.length) { // no sample is refused any more
       fill(this.problems);
       return;
     }
@@ -111,6 +112,7 @@ export class ClassCard {
 
   // -- ways to show more -------------------------------------------------------------------------------------------
 
+  /** Return the buttons or the field to add samples. */
   ways() {
     if (this.model.kind !== "images") return [this.typing()];
     const files = chooser({ multiple: true, accept: IMAGES_AND_ZIPS }, (coming) => this.take(coming));
@@ -147,9 +149,10 @@ export class ClassCard {
     }, box, make("button", { type: "submit", aria: { label: `Teach ${this.name}` } }, "Teach"));
   }
 
-  /** Name under which text that is typed but not taught is kept. */
+  /** Name of the draft of text that is typed but not taught. */
   get draft() { return `class ${this.name}`; }
 
+  /** Append text to the field. */
   takeText(text) {
     return attempt(this.problems, async () => {
       const contents = typedSamples(this.model.kind, text);
@@ -157,7 +160,7 @@ export class ClassCard {
     });
   }
 
-  /** Teach what was dropped, pasted or chosen. */
+  /** Teach dropped, pasted or chosen samples. */
   async take(coming) {
     const done = await attempt(this.problems, async () => {
       const { images, lines, text } = await coming;

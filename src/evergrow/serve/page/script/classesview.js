@@ -1,4 +1,4 @@
-/* All classes of the model as cards, what is always in reach above them, and what is kept but not in the model. */
+/* The classes of a model as cards, with a toolbar above, and samples that are no longer in the model below. */
 
 import { action, fill, icon, iconButton, make, plural } from "./dom.js";
 import { ClassCard } from "./classcard.js";
@@ -10,7 +10,7 @@ import { attempt } from "./notice.js";
 import { countOf, folded, lastLabel } from "./samples.js";
 import { thumb } from "./thumbs.js";
 
-const MANY = 6; // classes from which they can be searched
+const MANY = 6; // number of classes up to which no search field is shown
 const ORDERS = {
   own: ["As added", () => 0],
   name: ["By name", (one, other) => one.name.localeCompare(other.name, "en", { numeric: true })],
@@ -66,7 +66,7 @@ export class ClassesView {
     this.showTray();
   }
 
-  /** Move text that is typed on the card of a renamed class to the card of its new name. */
+  /** Move the draft of a renamed class to the card of its new name. */
   passOnDraft(name) {
     const change = this.model.record.history.findLast(({ names }) => names && Object.hasOwn(names, name));
     if (change && change.names[name] !== name) {
@@ -89,7 +89,7 @@ export class ClassesView {
           const typed = name.value.trim();
           const wanted = typed && await meantName(this.model.classes, typed);
           if (!wanted) return;
-          const known = this.cards.has(wanted) && wanted !== typed; // another spelling was typed
+          const known = this.cards.has(wanted) && wanted !== typed; // the user meant an existing class
           if (!known && !(await attempt(problems, () => this.model.addClass(wanted)))) return;
           name.value = "";
           this.search.value = "";
@@ -111,6 +111,7 @@ export class ClassesView {
       iconButton("upload", "Import a zip", () => zip.click()), zip);
   }
 
+  /** Return the search field and the order of the cards. */
   finder() {
     this.search = make("input", {
       type: "search", placeholder: "Find", aria: { label: "Find a class" }, on: { input: () => this.update() },
@@ -141,6 +142,7 @@ export class ClassesView {
       make("ul", {}, ways.map((words) => make("li", {}, words))));
   }
 
+  /** Show samples that are no longer in the model. */
   showTray() {
     const { aside } = this.model;
     this.tray.hidden = !aside.length;
@@ -161,7 +163,7 @@ export class ClassesView {
 
   // -- folders, zips and pasting -----------------------------------------------------------------------------------
 
-  /** Teach what was dropped or chosen: every folder is a class. */
+  /** Teach dropped or chosen images. Each folder is a class. */
   take(coming) {
     return attempt(this.problems, async () => importImages(this.model, (await coming).images, this.problems));
   }
@@ -171,7 +173,7 @@ export class ClassesView {
     const name = active?.closest?.(".card")?.dataset.name;
     const typing = active?.matches?.("input, textarea");
     const files = event.clipboardData.files.length > 0;
-    if (typing && !files) return; // text goes where the cursor is
+    if (typing && !files) return; // let the browser insert the text
     if (!name || !this.cards.has(name)) return;
     event.preventDefault();
     void this.cards.get(name).take(fromTransfer(event.clipboardData));

@@ -5,11 +5,11 @@ import { fill, iconButton, make } from "./dom.js";
 import { attempt } from "./notice.js";
 import { bodyOf, countOf, labelling } from "./samples.js";
 
-const MOST = 600; // examples that are sent
+const MOST = 600; // maximum number of examples that are sent
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [560, 240, 52, 24, 14, 44];
 const SPACE = "http://www.w3.org/2000/svg";
 
-/** Return a section that measures the curve when people ask for it. */
+/** Return a section with a button that measures the curve. */
 export function curveSection(model) {
   const problems = make("div.problems");
   const place = make("div.stack", { aria: { live: "polite" } });
@@ -28,6 +28,7 @@ export function curveSection(model) {
   return make("section.stack.curve", {}, make("div.row", {}, button), problems, place);
 }
 
+/** Return the learning curve, measured on evenly spaced examples of this browser. */
 async function measured(model) {
   const labelOf = labelling(model.record);
   const all = model.classes.flatMap((one) => [...one.taught, ...one.held]);
@@ -37,6 +38,7 @@ async function measured(model) {
   return ask(`${model.path}/learning-curve`, bodyOf(model.kind, some, { labels: some.map(labelOf) }));
 }
 
+/** Return the curve in words and as a chart. */
 function drawn(kind, { sizes, accuracy, interval, gain, median_samples: samples, recall_gains: gains }) {
   const points = (value) => `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}`;
   const [middle, low, high] = gain;
@@ -50,7 +52,7 @@ function drawn(kind, { sizes, accuracy, interval, gain, median_samples: samples,
       + "The band shows where the figure lies in nine of ten cases; the dashed end is a forecast.")];
 }
 
-/** Return the picture: a band, a line, and a dashed end with its interval. */
+/** Return the chart: accuracy with its interval, and a dashed forecast. */
 function picture(sizes, accuracy, interval, samples, gain, words) {
   const ends = [...sizes, samples + 10];
   const forecast = gain.map((value) => Math.min(1, accuracy.at(-1) + value));
@@ -75,6 +77,7 @@ function picture(sizes, accuracy, interval, samples, gain, words) {
     shape("text", { x: WIDTH / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "examples of each class"));
 }
 
+/** Return an SVG element. */
 function shape(name, attributes, ...children) {
   const element = document.createElementNS(SPACE, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);

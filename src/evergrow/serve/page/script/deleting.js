@@ -1,4 +1,4 @@
-/* Deleting a model for good: its name is typed first, since nothing brings it back. */
+/* Delete a model for good. Its name must be typed first. */
 
 import { modelPath, send } from "./api.js";
 import { make } from "./dom.js";
@@ -8,9 +8,10 @@ import { confirmDone } from "./notice.js";
 import { dropModel } from "./store.js";
 
 /**
- * Ask for the name of a model and delete it, with what this browser keeps of it.
- * @param {string} name - The model.
- * @param {Object} [settings] - etag: of the model as it was seen, none for one that cannot be read; done: called after.
+ * Ask for the name of a model and delete the model, with its samples in this browser.
+ * @param {string} name - Name of the model.
+ * @param {Object} [settings] - etag: ETag that the model must still have, null for an unreadable model; done: called
+ *   afterwards; reload: reads the model again if it has changed.
  */
 export function deleteModel(name, { etag = null, done = () => {}, reload = null } = {}) {
   const typed = make("input", { required: true, autocomplete: "off", spellcheck: false });

@@ -1,4 +1,4 @@
-/* Dialogs. Escape or a click outside closes them and returns the focus. */
+/* Windows and menus. Escape or a click outside closes them and returns the focus. */
 
 import { fill, icon, make } from "./dom.js";
 import { attempt } from "./notice.js";
@@ -6,9 +6,10 @@ import { folded } from "./samples.js";
 
 /**
  * Open a window.
- * @param {string} title - Its heading.
- * @param {Node[]} content - What it holds.
- * @param {Object} [settings] - wide: as much room as there is.
+ * @param {string} title - Heading.
+ * @param {Node[]} content - Content.
+ * @param {Object} [settings] - wide: whether it takes all available width.
+ * @returns {HTMLDialogElement} The window.
  */
 export function openWindow(title, content, { wide = false } = {}) {
   const heading = make("h2", { id: "window-title" }, title);
@@ -24,7 +25,7 @@ export function openWindow(title, content, { wide = false } = {}) {
   return dialog;
 }
 
-/** Close a window by a click beside it, but not while something is typed in it, nor at the end of a drag out of it. */
+/** Close a window by a click outside, unless text is typed in it or the click is the end of a drag. */
 function closeBeside(dialog) {
   let began = null;
   const fieldsOf = () => [...dialog.querySelectorAll("input:not([type=radio], [type=checkbox]), textarea")];
@@ -37,8 +38,10 @@ function closeBeside(dialog) {
 }
 
 /**
- * Ask something, do it, and close the window once it is done; problems are shown in it.
- * @param {Object} asked - title, text, fields (elements), verb, danger, work (called with the form), reload.
+ * Open a window with a form. Submitting it calls a function and closes the window; errors are shown in it.
+ * @param {Object} settings - title; text; fields: elements; verb: words of the button; danger: whether the button is
+ *   red; work: called with the form; reload: as in "attempt".
+ * @returns {HTMLDialogElement} The window.
  */
 export function askFor({ title, text = "", fields = [], verb, danger = false, work, reload = null }) {
   const place = make("div.problems");
@@ -61,10 +64,10 @@ export function askFor({ title, text = "", fields = [], verb, danger = false, wo
 }
 
 /**
- * Ask people to choose.
- * @param {string} title - What it is about.
- * @param {Array<{name, title, examples, options}>} questions - Options as [value, words]; the first is chosen.
- * @returns {Promise<Object|null>} The chosen values by name; null where they went away.
+ * Ask the user to choose.
+ * @param {string} title - Heading.
+ * @param {Array<{name, title, examples, options}>} questions - Options are [value, words]; the first is preselected.
+ * @returns {Promise<Object|null>} The chosen values by name; null if the window was closed.
  */
 export function choose(title, questions, { text = "", verb = "Continue" } = {}) {
   return new Promise((resolve) => {
@@ -81,7 +84,7 @@ export function choose(title, questions, { text = "", verb = "Continue" } = {}) 
   });
 }
 
-/** If a name differs from a class only in case or spaces, ask which one is meant; null if cancelled. */
+/** Return a class name. If it differs from a class only in case or spaces, ask which is meant; null if cancelled. */
 export async function meantName(classes, wanted) {
   const near = classes.find(({ name }) => folded(name) === folded(wanted));
   if (!near || classes.some(({ name }) => name === wanted)) return wanted;
@@ -92,15 +95,15 @@ export async function meantName(classes, wanted) {
   return answer && answer.meant;
 }
 
-/** Return a labelled field. */
+/** Return a control with a label and a hint. */
 export function field(label, control, hint = "") {
   control.id ||= `field-${Math.random().toString(36).slice(2)}`;
-  const told = hint && make("p.hint", { id: `${control.id}-hint` }, hint);
-  if (told) control.setAttribute("aria-describedby", told.id);
-  return make("div.field", {}, make("label", { htmlFor: control.id }, label), control, told);
+  const describing = hint && make("p.hint", { id: `${control.id}-hint` }, hint);
+  if (describing) control.setAttribute("aria-describedby", describing.id);
+  return make("div.field", {}, make("label", { htmlFor: control.id }, label), control, describing);
 }
 
-/** Open a menu below a button; arrow keys move in it and Escape closes it. */
+/** Open a menu below a button. Arrow keys move in it and Escape closes it. */
 export function openMenu(button, entries) {
   const items = entries.map(({ words, work, danger }) => make(danger ? "button.danger-text" : "button", {
     type: "button", role: "menuitem", on: { click: () => { close(); work(); } },

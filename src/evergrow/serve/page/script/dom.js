@@ -1,10 +1,11 @@
-/* Building elements. Text always goes in as text: names of classes and models are strangers' words, never markup. */
+/* Helpers that build elements. Strings are always inserted as text and never as markup, since names are untrusted. */
 
 /**
  * Return a new element.
- * @param {string} tag - Its name; "button.primary" adds classes.
- * @param {Object} [settings] - Properties and attributes; "on" holds listeners, "aria" and "data" their attributes.
- * @param {...(Node|string|number|null|false|Array)} children - What it holds; strings become text.
+ * @param {string} tag - Name of the tag, with CSS classes, such as "button.primary".
+ * @param {Object} [settings] - Properties and attributes. "on" has listeners by event; "aria" and "data" have aria-*
+ *   and data-* attributes.
+ * @param {...(Node|string|number|null|false|Array)} children - Children; strings become text, null and false nothing.
  */
 export function make(tag, settings = {}, ...children) {
   const [name, ...classes] = tag.split(".");
@@ -22,31 +23,32 @@ export function make(tag, settings = {}, ...children) {
   return element;
 }
 
+/** Set an attribute, unless the value is null, undefined or false. */
 function setPlain(element, name, value) {
   if (value !== null && value !== undefined && value !== false) element.setAttribute(name, String(value));
 }
 
-/** Return children that are there: null, undefined and false stand for none, and lists may be nested. */
+/** Return a flat list of children without null, undefined and false. */
 function shown(children) {
   return children.flat(3).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** Return a button that does something. */
+/** Return a button that calls a function. */
 export function action(work, ...children) {
   return make("button", { type: "button", on: { click: work } }, ...children);
 }
 
-/** Replace what an element holds. */
+/** Replace the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren(...shown(children));
   return element;
 }
 
-/** Say something to screen readers without moving the focus. */
+/** Announce a text to screen readers without moving the focus. */
 export function announce(text, { urgent = false } = {}) {
   const region = document.getElementById(urgent ? "announce-now" : "announce");
   region.textContent = "";
-  // A region that gets the same text twice is only read again when it was empty in between.
+  // A live region is read again for the same text only if it was empty in between.
   setTimeout(() => { region.textContent = text; }, 30);
 }
 
@@ -74,7 +76,7 @@ const PATHS = {
   sort: "M4 6h16 M6.5 12h11 M9.5 18h5",
 };
 
-/** Return a drawing of 24 by 24 units in the colour of the text beside it; screen readers pass it over. */
+/** Return an icon in the colour of the text. Screen readers ignore it. */
 export function icon(name) {
   const space = "http://www.w3.org/2000/svg";
   const drawing = document.createElementNS(space, "svg");
@@ -87,14 +89,14 @@ export function icon(name) {
   return drawing;
 }
 
-/** Return a button with a drawing and words; with "quiet" the words are for screen readers and as a tooltip only. */
+/** Return a button with an icon and words. With "quiet", the words are a tooltip and for screen readers only. */
 export function iconButton(name, words, listener, { quiet = false, kind = "" } = {}) {
   const settings = { type: "button", on: { click: listener } };
   if (quiet) return make(`button.round${kind}`, { ...settings, title: words, aria: { label: words } }, icon(name));
   return make(`button${kind}`, settings, icon(name), words);
 }
 
-/** Return the number with the right form of a word: 1 sample, 2 samples. */
+/** Return a number with a noun in singular or plural: "1 sample", "2 samples". */
 export function plural(n, one, many = `${one}s`) {
   return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 }

@@ -1,25 +1,26 @@
-/* Text that is typed but not sent yet: it survives a reload and a look at another model. */
+/* Drafts: text that is typed but not sent yet. They survive a reload, and visits to other models. */
 
 import { tabStorage } from "./storage.js";
 
 const keyOf = (name) => `evergrow-drafts ${name}`;
 
+/** Return the drafts of a model: a Map of fields to texts. */
 function draftsOf(name) {
   try {
     return new Map(JSON.parse(tabStorage.getItem(keyOf(name)) ?? "[]"));
-  } catch { // somebody else wrote there
+  } catch { // another script of this origin wrote there
     return new Map();
   }
 }
 
-/** Replace the draft of a field; the empty text removes it. */
+/** Store the draft of a field. An empty text removes it. */
 function setDraft(model, field, text) {
   const drafts = draftsOf(model.name);
   drafts.delete(field);
   if (text) drafts.set(field, text);
   try {
     tabStorage.setItem(keyOf(model.name), JSON.stringify([...drafts]));
-  } catch { /* there is no room for the text: it stays in the field */ }
+  } catch { /* no room: the text is only in the field */ }
 }
 
 /**
@@ -39,7 +40,7 @@ export function clearDraft(box, model, field) {
   setDraft(model, field, "");
 }
 
-/** Move the draft of one field to another that has none. */
+/** Move the draft of a field to another field, unless that has a draft. */
 export function moveDraft(model, from, to) {
   const drafts = draftsOf(model.name);
   if (!drafts.has(from) || drafts.has(to)) return;
@@ -47,7 +48,7 @@ export function moveDraft(model, from, to) {
   setDraft(model, from, "");
 }
 
-/** Drop all drafts of a model. */
+/** Remove all drafts of a model. */
 export function dropDrafts(name) {
   tabStorage.removeItem(keyOf(name));
 }

@@ -1,13 +1,13 @@
-/* Images on their way in: made small, turned into bytes that are kept as they were sent, and compared by eye. */
+/* Prepare images for the service: scale, encode, and compute a hash of how they look. */
 
 import { previewOf } from "./api.js";
 
-const MOST = 512; // pixels on the longer side: more than any model sees
+const MOST = 512; // pixels of the longer side; networks take smaller images
 const QUALITY = 0.9;
-const SMALL = 2 ** 20; // bytes of an image that is sent as it is where it has no more pixels: answers are the commands'
+const SMALL = 2 ** 20; // bytes up to which a small image is sent unchanged, so that predictions equal those of commands
 const PLAIN = /\.(jpe?g|png|webp)$/i;
 
-/** Return a canvas with an image on it, at most so many pixels wide and high. */
+/** Return a canvas with an image, scaled down to at most "most" pixels on the longer side. */
 function drawn(source, width, height, most = MOST) {
   const scale = Math.min(1, most / Math.max(width, height));
   const canvas = document.createElement("canvas");
@@ -15,12 +15,13 @@ function drawn(source, width, height, most = MOST) {
   canvas.height = Math.max(1, Math.round(height * scale));
   const context = canvas.getContext("2d", { willReadFrequently: most < MOST });
   context.imageSmoothingQuality = "high";
-  context.fillStyle = "white"; // behind what is transparent, as viewers show it
+  context.fillStyle = "white"; // background of transparent images, as in viewers
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(source, 0, 0, canvas.width, canvas.height);
   return canvas;
 }
 
+/** Return a canvas as a JPEG blob. */
 function encoded(canvas) {
   return new Promise((resolve, reject) => {
     const take = (blob) => (blob ? resolve(blob) : reject(new Error("the image could not be encoded")));
@@ -28,13 +29,13 @@ function encoded(canvas) {
   });
 }
 
-/** Return what is sent and kept of a frame of the camera. */
+/** Return the current frame of the camera as a sample: { blob, look }. */
 export async function fromVideo(video, most = MOST) {
   const canvas = drawn(video, video.videoWidth, video.videoHeight, most);
   return { blob: await encoded(canvas), look: look(canvas) };
 }
 
-/** Return what is sent and kept of an image file, or raise an error that names it. */
+/** Return an image file as a sample: { blob, look }. Raise an error with its name if it cannot be read. */
 export async function fromFile(file, most = MOST) {
   const { bitmap, preview } = await bitmapOf(file);
   try {
@@ -46,34 +47,34 @@ export async function fromFile(file, most = MOST) {
   }
 }
 
-/** Return the pixels of an image file. What browsers do not read (TIFF, HEIC, 16 bits), the service makes a JPEG of. */
+/** Return the pixels of an image file. The service converts what browsers cannot read (TIFF, HEIC, 16 bits). */
 async function bitmapOf(file) {
   const settings = { imageOrientation: "from-image" };
   if (!(await isDeep(file))) {
     try {
       return { bitmap: await createImageBitmap(file, settings) };
-    } catch { /* the service may know better */ }
+    } catch { /* the service may be able to read it */ }
   }
   try {
     const preview = await previewOf(file);
     return { bitmap: await createImageBitmap(preview, settings), preview };
   } catch (error) {
     if (error.kind && error.kind !== "refused") throw error;
-    const [, remedy] = error.message.match(/: ([^:]*pip install.*)$/) ?? []; // the service lacks what reads this format
+    const [, remedy] = error.message.match(/: ([^:]*pip install.*)$/) ?? []; // a missing package
     const why = remedy ? `: ${remedy}` : "";
     throw new Error(`“${file.name || "What was pasted"}” is not an image that can be read${why}`);
   }
 }
 
-/** Whether a file is a PNG of 16 bits: browsers keep the upper eight, the service scales them as the commands do. */
+/** Return whether a file is a PNG with 16 bits. Browsers drop the lower eight; the service and commands do not. */
 async function isDeep(file) {
   const head = new Uint8Array(await file.slice(0, 25).arrayBuffer());
   return head[1] === 0x50 && head[2] === 0x4e && head[3] === 0x47 && head[24] === 16;
 }
 
 /**
- * Return 64 bits that say where an image gets brighter from left to right, as hexadecimal digits: images that look
- * alike differ in few of them.
+ * Return a difference hash of an image as 16 hexadecimal digits: 64 bits that say where it gets brighter from left to
+ * right. Images that look alike differ in few bits.
  */
 function look(canvas) {
   const small = document.createElement("canvas");
@@ -97,7 +98,7 @@ function look(canvas) {
 
 const BITS = Array.from({ length: 256 }, (_, n) => n.toString(2).replaceAll("0", "").length);
 
-/** Return in how many of the 64 bits two looks differ. */
+/** Return the number of different bits of two hashes. */
 export function difference(one, other) {
   let bits = 0;
   for (let i = 0; i < 16; i += 2) {
@@ -106,5 +107,5 @@ export function difference(one, other) {
   return bits;
 }
 
-/** How many bits may differ between images that people would call the same. */
+/** Number of bits up to which two images look the same. */
 export const ALIKE = 4;

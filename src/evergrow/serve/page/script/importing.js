@@ -1,4 +1,4 @@
-/* Import images with their classes as one change, after questions about doubtful ones. */
+/* Teach many images as one change, after questions about unclear ones. */
 
 import { make, plural } from "./dom.js";
 import { choose } from "./dialogs.js";
@@ -11,21 +11,21 @@ import { countToHold, folded, labelling, newSample, presentEvent, raiseRefused }
 import { keep, keepSettings } from "./store.js";
 import { zipOf } from "./zip.js";
 
-const READ_HERE = 400; // images that this browser reads itself, so that they show; of more, the service reads a zip
-const TOGETHER = 1024; // samples that the service takes as one change
-const SHOWN_AT_ONCE = 32; // images that are read before they show in the queue
-const IMPORTS = 20; // large imports whose images are known again
-const TESTS = 200; // of a zip that the service reads, at most so many are kept for testing
+const READ_HERE = 400; // number of images up to which this browser reads and stores them; more are sent as a zip
+const TOGETHER = 1024; // maximum number of samples per request
+const SHOWN_AT_ONCE = 32; // images that are read before the queue is updated
+const IMPORTS = 20; // large imports whose images are recognised later
+const TESTS = 200; // maximum number of images of a zip that are held out for testing
 
-/** What was brought before a model was open for it: the model that is opened next takes it. */
+/** Images that were brought before a model was open. The next model that is opened takes them. */
 export const brought = { images: null };
 
 /**
- * Teach images as one change. Those without a class go to Review.
- * @param {OpenModel} model - What is taught.
- * @param {Array} images - As intake.js lists them.
- * @param {HTMLElement} place - Where progress is shown.
- * @param {string|null} label - The class of all of them; by default each folder names one.
+ * Teach images as one change, after questions about unclear ones. Images without a class go to Review.
+ * @param {OpenModel} model - The model.
+ * @param {Array} images - Images from intake.js.
+ * @param {HTMLElement} place - Element in which progress is shown.
+ * @param {string|null} label - Class of all images. Default: the name of the folder of each.
  */
 export async function importImages(model, images, place, label = null) {
   if (!images.length) throw new Error("No image found.");
@@ -34,7 +34,7 @@ export async function importImages(model, images, place, label = null) {
   const tell = (verb) => (done, total) => {
     progress.textContent = done < total ? `${verb} ${done} of ${total}…` : "";
   };
-  const stopGuarding = guardLeaving(() => true); // what is read so far would be lost
+  const stopGuarding = guardLeaving(() => true); // closing the page would lose what was read
   try {
     const found = await labelled(model, images, label);
     const settled = found && await withoutDoubt(model, found.named, tell("Looking at"));
@@ -52,7 +52,7 @@ export async function importImages(model, images, place, label = null) {
   }
 }
 
-/** Put images without a class into the queue, but for those that are in it or were taught already. */
+/** Add images to the review queue, except those that are in it or were taught already. */
 export async function toReview(model, images, tell = () => {}) {
   const known = new Set([...knownMarks(model).keys(), ...model.queue.map((one) => one.mark)]);
   const fresh = [];
@@ -73,6 +73,7 @@ export async function toReview(model, images, tell = () => {}) {
   complain(bad, images.length);
 }
 
+/** Teach images that this browser reads and stores. */
 async function teachSome(model, settled, tell) {
   const labels = new Map(settled.map(({ image, label }) => [image, label]));
   const { read, bad } = await readImages(settled.map(({ image }) => image), tell);
@@ -85,7 +86,7 @@ async function teachSome(model, settled, tell) {
   complain(bad, settled.length);
 }
 
-/** Send images as one zip, but for those that are kept for testing. This browser remembers the marks of all. */
+/** Teach images as a zip, except for those held out for testing. This browser stores only marks of taught ones. */
 async function teachMany(model, settled, place, tell) {
   const tests = new Set(testsOf(model, settled));
   const taught = settled.filter((one) => !tests.has(one));
@@ -110,7 +111,7 @@ async function teachMany(model, settled, place, tell) {
   confirmDone(`Learned ${plural(learned, "image")}. ${kept}`);
 }
 
-/** Keep samples for testing only, of classes that the model knows. */
+/** Store samples for testing. The model must have their classes. */
 async function addTests(model, shown) {
   const samples = shown.map(({ label, content }) => ({
     ...newSample(model.name, content, label), held: true, events: [presentEvent(model.record, label)],
@@ -121,7 +122,7 @@ async function addTests(model, shown) {
   if (model.kept?.on) await syncKept(model);
 }
 
-/** Return the images of each class that are kept for testing: the share that people chose, but not too many. */
+/** Return the images to hold out: the chosen share of each class, but at most TESTS in all. */
 function testsOf(model, settled) {
   const classes = new Map();
   for (const one of settled) classes.set(one.label, [...(classes.get(one.label) ?? []), one]);
@@ -134,67 +135,79 @@ function testsOf(model, settled) {
 
 // -- what is asked ---------------------------------------------------------------------------------------------------
 
-/** Return images with and without classes, or null if the dialog was closed. */
+/** Find the classes of images, with a question if folders are unclear. Return { named, loose }, null if cancelled. */
 async function labelled(model, images, label) {
   const { outer, inner } = classesByFolder(images);
   const folders = namesIn(inner);
-  const by = (name) => ({ named: images.map((image) => ({ image, label: name })), loose: [] });
-  const byFolder = (names = inner) => ({
-    named: images.filter((image) => names.get(image)).map((image) => ({ image, label: names.get(image) })),
-    loose: images.filter((image) => !names.get(image)),
-  });
-  if (label !== null && folders.length < 2) return by(label);
+  const byFolder = (names) => withClasses(images, (image) => names.get(image));
   if (label !== null) {
-    const answer = await choose("Several folders", [{
-      name: "as", title: `${plural(images.length, "image")} in ${plural(folders.length, "folder")}`,
-      examples: folders, options: [["folders", "Each folder is a class"], ["one", `All of them show ${label}`]],
-    }]);
-    return answer && (answer.as === "one" ? by(label) : byFolder());
+    const byLabel = withClasses(images, () => label);
+    if (folders.length < 2) return byLabel;
+    const title = `${plural(images.length, "image")} in ${plural(folders.length, "folder")}`;
+    const answer = await askOne("Several folders", title, [
+      ["folders", "Each folder is a class"], ["one", `All of them show ${label}`],
+    ], folders);
+    return answer && (answer === "one" ? byLabel : byFolder(inner));
   }
-  if (folders.length === 1 && !model.classes.some((one) => one.name === folders[0])) {
-    const answer = await choose("One folder", [{
-      name: "as", title: `${plural(images.length, "image")} in one folder, “${folders[0]}”`, examples: [],
-      options: [["class", `They all show ${folders[0]}: teach that class`],
-        ["review", "They show different things: I label them under Review"]],
-    }]);
-    return answer && (answer.as === "class" ? byFolder() : { named: [], loose: images });
+  const [only] = folders;
+  if (folders.length === 1 && !model.classes.some((one) => one.name === only)) {
+    const answer = await askOne("One folder", `${plural(images.length, "image")} in one folder, “${only}”`, [
+      ["class", `They all show ${only}: teach that class`],
+      ["review", "They show different things: I label them under Review"],
+    ]);
+    return answer && (answer === "class" ? byFolder(inner) : { named: [], loose: images });
   }
-  if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder();
-  const listed = (names) => `${names.slice(0, 3).join(", ")}${names.length > 3 ? "…" : ""}`;
-  const options = [["outer", `The outer folders are the classes: ${listed(namesIn(outer))}`],
-    ["inner", `The inner folders are the classes: ${listed(folders)}`]];
-  if (namesIn(outer).every((name) => PARTS.test(name))) options.reverse();
-  const answer = await choose("Folders inside folders", [{
-    name: "as", title: "Which folders name what the images show?", examples: [], options,
-  }]);
-  return answer && byFolder(answer.as === "outer" ? outer : inner);
+  if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder(inner);
+  const question = "Which folders name what the images show?";
+  const answer = await askOne("Folders inside folders", question, levelsOf(namesIn(outer), folders));
+  return answer && byFolder(answer === "outer" ? outer : inner);
 }
 
-const PARTS = /^(train|test|val)(ing|id|idation)?$/i; // folders that name a part of the data and no class
+/** Divide images into those with a class and those without. "classOf" returns the class of an image, or "". */
+function withClasses(images, classOf) {
+  const named = images.map((image) => ({ image, label: classOf(image) })).filter((one) => one.label);
+  return { named, loose: images.filter((image) => !classOf(image)) };
+}
+
+/** Ask one question. Return the chosen value, null if cancelled. */
+async function askOne(title, question, options, examples = []) {
+  const answer = await choose(title, [{ name: "as", title: question, examples, options }]);
+  return answer && answer.as;
+}
+
+/** Return the choice between outer and inner folders as options, the likely one first. */
+function levelsOf(outer, inner) {
+  const listed = (names) => `${names.slice(0, 3).join(", ")}${names.length > 3 ? "…" : ""}`;
+  const options = [["outer", `The outer folders are the classes: ${listed(outer)}`],
+    ["inner", `The inner folders are the classes: ${listed(inner)}`]];
+  return outer.every((name) => PARTS.test(name)) ? options.reverse() : options;
+}
+
+const PARTS = /^(train|test|val)(ing|id|idation)?$/i; // folders that are parts of a data set and not classes
 const namesIn = (names) => [...new Set(names.values())].filter(Boolean);
 
 /**
- * Return the class of each image by its folders: the first below the folders that all images share, as for the
- * commands, and the last. Those that lie beside class folders have none.
+ * Return the class of each image by its folders, as two Maps. outer: the first folder that not all images share, as in
+ * the commands. inner: the last folder. An image beside the class folders has the class "".
  */
 function classesByFolder(images) {
   const paths = images.map((image) => image.name.split("/").slice(0, -1));
   const [first] = paths;
   let shared = 0;
   while (shared < first.length && paths.every((path) => path[shared] === first[shared])) shared += 1;
-  const isOne = paths.every((path) => path.length === shared); // one folder with all images names a class itself
+  const isOne = paths.every((path) => path.length === shared); // a single folder is a class
   const by = (nameOf) => new Map(images.map((image, i) => [image, nameOf(paths[i]) ?? ""]));
   if (isOne) return { outer: by((path) => path.at(-1)), inner: by((path) => path.at(-1)) };
   return { outer: by((path) => path[shared]), inner: by((path) => path.slice(shared).at(-1)) };
 }
 
-/** Ask about spellings and copies. Return the images to teach, or null if the dialog was closed. */
+/** Ask about spellings and copies. Return the images to teach, null if cancelled. */
 async function withoutDoubt(model, named, tell) {
   const spelled = await oneSpelling(model, named);
   return spelled && settleCopies(model, spelled, tell);
 }
 
-/** Ask about copies. Return the images to teach, or null if the dialog was closed. */
+/** Ask about copies. Return the images to teach with their marks, null if cancelled. */
 export async function settleCopies(model, named, tell = () => {}) {
   const marked = [];
   for (const [i, { image, label }] of named.entries()) {
@@ -204,7 +217,7 @@ export async function settleCopies(model, named, tell = () => {}) {
   return withoutCopies(marked, knownMarks(model));
 }
 
-/** Ask about names of classes that differ only in case or spaces. */
+/** Ask about class names that differ only in case or spaces. Return the images with the chosen names, or null. */
 async function oneSpelling(model, named) {
   const coming = new Set(named.map(({ label }) => label));
   const all = new Map();
@@ -228,7 +241,7 @@ async function oneSpelling(model, named) {
   return named.map(({ image, label }) => ({ image, label: meant.get(label) ?? label }));
 }
 
-/** Return the classes of images that this browser taught or keeps for testing, by what tells the images apart. */
+/** Return the classes of images that this browser taught or holds out: a Map of marks to Sets of classes. */
 function knownMarks(model) {
   const labelOf = labelling(model.record);
   const known = new Map();
@@ -240,26 +253,19 @@ function knownMarks(model) {
   return known;
 }
 
-/** Ask about the same image that comes twice, that is known already, or that is in two classes. */
+/** Ask about images that occur twice, are taught already, or are in two classes. Return those to teach, or null. */
 async function withoutCopies(marked, known) {
   const classes = new Map([...known].map(([mark, labels]) => [mark, new Set(labels)]));
   for (const { mark, label } of marked) classes.set(mark, (classes.get(mark) ?? new Set()).add(label));
-  const seen = new Set();
-  const sorts = { two: [], known: [], twice: [], fine: [] };
-  for (const one of marked) {
-    const key = `${one.mark} ${one.label}`;
-    const sort = known.get(one.mark)?.has(one.label) ? "known" : seen.has(key) ? "twice"
-      : classes.get(one.mark).size > 1 ? "two" : "fine";
-    sorts[sort].push(one);
-    seen.add(key);
-  }
+  const sorts = sortCopies(marked, known, classes);
   const where = ({ image, mark }) => `${image.name}: ${[...classes.get(mark)].join(" and ")}`;
+  const nameOf = ({ image }) => image.name;
   const questions = [
     { name: "two", title: "The same image in two classes", examples: sorts.two.map(where),
       options: [["skip", "Leave them out"], ["take", "Teach them under both"]] },
-    { name: "twice", title: "The same image twice", examples: sorts.twice.map(({ image }) => image.name),
+    { name: "twice", title: "The same image twice", examples: sorts.twice.map(nameOf),
       options: [["skip", "Teach each once"], ["take", "Teach every copy"]] },
-    { name: "known", title: "Taught already from this browser", examples: sorts.known.map(({ image }) => image.name),
+    { name: "known", title: "Taught already from this browser", examples: sorts.known.map(nameOf),
       options: [["skip", "Do not teach them again"], ["take", "Teach them again"]] },
   ].filter(({ examples }) => examples.length);
   if (!questions.length) return marked;
@@ -268,4 +274,27 @@ async function withoutCopies(marked, known) {
   const more = questions.filter(({ name }) => answer[name] === "take").flatMap(({ name }) => sorts[name]);
   const taken = new Set([...sorts.fine, ...more]);
   return marked.filter((one) => taken.has(one));
+}
+
+/**
+ * Divide images by what must be asked about them.
+ * @param {Array<{image, label, mark}>} marked - The images.
+ * @param {Map<string, Set>} known - Classes of taught images by mark.
+ * @param {Map<string, Set>} classes - Classes of all images by mark.
+ * @returns {Object} known: taught already in this class. twice: occurs before in this class. two: in several classes.
+ *   fine: all others.
+ */
+function sortCopies(marked, known, classes) {
+  const sorts = { two: [], known: [], twice: [], fine: [] };
+  const seen = new Set();
+  const sortOf = ({ mark, label }) => {
+    if (known.get(mark)?.has(label)) return "known";
+    if (seen.has(`${mark} ${label}`)) return "twice";
+    return classes.get(mark).size > 1 ? "two" : "fine";
+  };
+  for (const one of marked) {
+    sorts[sortOf(one)].push(one);
+    seen.add(`${one.mark} ${one.label}`);
+  }
+  return sorts;
 }

@@ -1,4 +1,4 @@
-/* What people drop, paste or choose: images, folders with all that is in them, zips and texts; the rest is left. */
+/* Dropped, pasted or chosen files: images, also in folders and zips, and text files. Other files are ignored. */
 
 import { make } from "./dom.js";
 import { crcOf, entriesOf, packedBlob, plainBlob } from "./zip.js";
@@ -7,19 +7,19 @@ const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif|tiff?|hei[cf]|hif)$/i;
 const TEXT = /\.(txt|csv|tsv)$/i;
 const ZIP = /\.zip$/i;
 
-/** What file dialogs offer where images are wanted. */
+/** File types that dialogs for images offer. */
 export const IMAGES_AND_ZIPS = "image/*,.tif,.tiff,.heic,.heif,.zip";
 
 const isZip = (file) => ZIP.test(file.name) || file.type === "application/zip";
 const isImage = (name, type = "") => IMAGE.test(name) || type.startsWith("image/");
 
-/** Whether a drag brings files, and not a part of this page. */
+/** Return whether a drag has files, and is not a part of this page. */
 export const bringsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
 
 /**
- * Return what a drop or a paste holds.
- * @param {DataTransfer} transfer - Of the event; what it holds is only there until the event ends, so it is read first.
- * @returns {Promise<Object>} images as imageOf makes them, lines of text files, and text.
+ * Return the content of a drop or a paste.
+ * @param {DataTransfer} transfer - Of the event. It is read before the event ends, when the browser empties it.
+ * @returns {Promise<Object>} images: as returned by imageOf; lines: lines of text files; text.
  */
 export async function fromTransfer(transfer) {
   const entries = [...transfer.items].map((item) => (item.kind === "file" ? item.webkitGetAsEntry?.() : null));
@@ -34,12 +34,12 @@ export async function fromTransfer(transfer) {
   return { text: files.length ? "" : text, ...(await sorted(files)) };
 }
 
-/** Return what was chosen in a file dialog. */
+/** Return the content of files that were chosen in a dialog, as fromTransfer does. */
 export function fromChosen(list) {
   return sorted([...list].map((file) => ({ path: file.webkitRelativePath || file.name, file })));
 }
 
-/** Return a hidden file input that hands over what was chosen; click() opens the dialog. */
+/** Return a hidden file input. click() opens its dialog, and the chosen files are passed to a function. */
 export function chooser(settings, take) {
   const input = make("input", { type: "file", hidden: true, tabIndex: -1, ...settings });
   input.addEventListener("change", () => {
@@ -49,6 +49,7 @@ export function chooser(settings, take) {
   return input;
 }
 
+/** Add all files of a dropped folder to a list. */
 async function walk(entry, files) {
   if (entry.isFile) {
     const file = await new Promise((ok, no) => { entry.file(ok, no); });
@@ -56,7 +57,7 @@ async function walk(entry, files) {
     return;
   }
   const reader = entry.createReader();
-  for (;;) { // a reader hands out a hundred at a time
+  for (;;) { // a reader returns at most a hundred entries per call
     const batch = await new Promise((ok, no) => { reader.readEntries(ok, no); });
     if (!batch.length) return;
     for (const inner of batch) await walk(inner, files);
@@ -64,15 +65,17 @@ async function walk(entry, files) {
 }
 
 /**
- * Return an image that was brought; nothing of it is read yet.
- * read returns its bytes, packed how it would lie in a zip, and mark the same words for the same bytes. stored is what
- * this browser keeps: as packed, but without the checksum where that is not known yet.
+ * Return an image. Nothing of it is read yet.
+ *
+ * Its functions return promises. read: the bytes. packed: the bytes as an entry of a zip. mark: a text that is the same
+ * for the same bytes. stored: as packed, but without a checksum if that is not known yet.
  */
 function imageOf(name, { read, packed, stored = packed, crc = null, size }) {
   const sum = async () => crc ?? (await packed()).crc;
   return { name, size, read, packed, stored, mark: async () => `${size}-${await sum()}` };
 }
 
+/** Return an image from a file that the user brought. */
 function fromDisk(path, file) {
   const { size } = file;
   const stored = async () => ({ blob: file, method: 0, size, crc: null });
@@ -80,10 +83,10 @@ function fromDisk(path, file) {
 }
 
 /**
- * Return an image that this browser keeps.
- * @param {string} name - Its path, as it was brought.
- * @param {number} size - Its bytes.
- * @param {function(): Promise<Object>} stored - Returns what is kept.
+ * Return an image from the store of this browser, as imageOf does.
+ * @param {string} name - Its original path.
+ * @param {number} size - Its size in bytes.
+ * @param {function(): Promise<Object>} stored - Returns the stored contents.
  */
 export function imageFromStore(name, size, stored) {
   const read = async () => plainBlob(await stored(), name);
@@ -94,6 +97,7 @@ export function imageFromStore(name, size, stored) {
   return imageOf(name, { read, packed, stored, size });
 }
 
+/** Divide files into images, also in zips, and lines of text. */
 async function sorted(files) {
   const images = [];
   const lines = [];

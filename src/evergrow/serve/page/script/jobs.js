@@ -1,12 +1,13 @@
-/* Many images in a zip: the service unpacks it, the page shows how far it is and can stop it. */
+/* Teach a zip of many images. The service unpacks it; the page shows the progress and can stop it. */
 
 import { ask, modelPath, Problem } from "./api.js";
 import { make, plural } from "./dom.js";
 import { confirmDone } from "./notice.js";
 
 /**
- * Send a zip of class/name.jpg entries and show its progress until it is learned; nothing changes if it is stopped.
- * @returns {Promise<number>} How many images were learned.
+ * Send a zip with entries class/name.jpg and show the progress until it is learned. If it is stopped, the model does
+ * not change.
+ * @returns {Promise<number>} Number of learned images.
  */
 export async function teachZip(model, zip, name, place) {
   const words = make("p.soft", {}, `Sending ${name}…`);
@@ -35,7 +36,7 @@ export async function teachZip(model, zip, name, place) {
   }
 }
 
-/** Return which images were left out, and why. */
+/** Return a list of the images that were left out, with reasons. */
 function skippedNote({ skipped, failures }) {
   const more = skipped > failures.length ? make("li", {}, `and ${skipped - failures.length} more`) : null;
   const note = make("details.notice", {}, make("summary", {}, `${plural(skipped, "image")} could not be read`),
@@ -43,7 +44,7 @@ function skippedNote({ skipped, failures }) {
   return note;
 }
 
-/** Ask about a job until it has ended. */
+/** Wait until a job has ended, and report its progress. */
 async function followed(job, onProgress) {
   for (let last = job; ; last = await ask(`/jobs/${job.id}`)) {
     onProgress(last);

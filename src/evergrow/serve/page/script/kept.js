@@ -1,7 +1,8 @@
 /*
- * Where images for testing and for review are kept: in this browser, or on the server where the owner wants that.
+ * Test images and the review queue, stored in this browser or, if the owner wants, on the server.
  *
- * Those on the server are samples too, with keptId; they are read anew when a view opens, and never written here.
+ * Samples that are stored on the server have a keptId. They are read again when a view opens, and are not stored in
+ * this browser.
  */
 
 import { ask, modelPath, Problem, send } from "./api.js";
@@ -9,11 +10,11 @@ import { drop, keep } from "./store.js";
 import { bodyOf, countOf, labelling, newSample, presentEvent } from "./samples.js";
 
 const AT_ONCE = 32;
-let lastId = 0; // of samples that are not in this browser's store, counted downwards
+let lastId = 0; // the latest id of a sample from the server; ids count down
 
 const pathOf = (model, rest = "") => `${modelPath(model.name)}/kept${rest}`;
 
-/** Return in words where the images of a set ("test" or "review") are kept. */
+/** Return a sentence about where the n images of a set ("test" or "review") are stored. */
 export function whereKept(model, n, set) {
   if (!n) return "";
   const here = set === "test" ? "used for testing" : "waiting here";
@@ -22,15 +23,16 @@ export function whereKept(model, n, set) {
   return `${what} in this browser only.${set === "test" ? " On another computer the accuracy may be different." : ""}`;
 }
 
-/** Read what the server keeps, and send it what this browser holds of the same sort. */
+/** Read the images on the server, and send it test and review images that are only in this browser. */
 export async function syncKept(model) {
   if (model.kind !== "images" || model.closed) return;
   model.syncing = (model.syncing ?? Promise.resolve()).then(() => sync(model)).catch((problem) => {
-    if (!(problem instanceof Problem)) throw problem; // it is tried again when a view opens
+    if (!(problem instanceof Problem)) throw problem; // tried again when a view opens
   });
   await model.syncing;
 }
 
+/** Make the samples of a model agree with the images on the server. */
 async function sync(model) {
   model.kept = await ask(pathOf(model));
   if (model.kept.on && !model.readOnly) await sendOwn(model);
@@ -45,13 +47,14 @@ async function sync(model) {
   model.arrange();
 }
 
+/** Return an image on the server as a sample. */
 async function fetched(model, id) {
   const blob = await (await send(pathOf(model, `/${id}`))).blob();
   lastId -= 1;
   return { ...newSample(model.name, { blob }, null), id: lastId, keptId: id };
 }
 
-/** Send images for testing and for review that are only in this browser; then the server has them. */
+/** Move test and review images from this browser to the server. */
 async function sendOwn(model) {
   const labelOf = labelling(model.record);
   const own = model.samples.filter((one) => !one.keptId && !one.waiting);
@@ -69,7 +72,7 @@ async function sendOwn(model) {
   }
 }
 
-/** Keep images for testing and for review on the server, or no longer; then they stay in this browser. */
+/** Switch storage on the server on or off. Switching it off moves the images to this browser. */
 export async function keepOnServer(model, on) {
   await ask(pathOf(model), { method: "PUT", json: { on } });
   if (!on) {
@@ -84,13 +87,14 @@ export async function keepOnServer(model, on) {
   await syncKept(model);
 }
 
+/** Make a sample of the server one of this browser. */
 function makeOwn(sample) {
   delete sample.id;
   delete sample.keptId;
   delete sample.keptLabel;
 }
 
-/** Take samples off the server that are now this browser's; return those that somebody else took before. */
+/** Move samples from the server to this browser. Return those that another client has already taken. */
 export async function takeOver(model, samples) {
   const late = [];
   for (const sample of samples.filter((one) => one.keptId)) {
@@ -106,6 +110,7 @@ export async function removeKept(model, samples) {
   for (const sample of samples) if (sample.keptId) await removed(model, sample.keptId);
 }
 
+/** Remove an image from the server. Return false if it was not there. */
 async function removed(model, id) {
   try {
     await send(pathOf(model, `/${id}`), { method: "DELETE" });
@@ -116,7 +121,7 @@ async function removed(model, id) {
   }
 }
 
-/** Return the true classes of what the server tests with and what the model takes each for, in the order of samples. */
+/** Evaluate on the test images of the server. Return { tested, labels, predicted } as OpenModel.evaluate does. */
 export async function evaluateKept(model, samples) {
   const { ids, predicted } = await ask(pathOf(model, "/evaluation"));
   const answers = new Map(ids.map((id, i) => [id, predicted[i]]));

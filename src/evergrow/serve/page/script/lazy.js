@@ -4,9 +4,9 @@ import { make } from "./dom.js";
 import { contentOf } from "./reading.js";
 
 const PIXELS = 192;
-const AT_ONCE = 3; // that are unpacked at the same moment
-const wanted = new Map(); // images in sight that wait, by element
-const brought = new WeakMap();
+const AT_ONCE = 3; // images that are unpacked at the same time
+const wanted = new Map(); // images that are visible and not loaded yet, by element
+const brought = new WeakMap(); // all images, by element
 let running = 0;
 
 const watcher = new IntersectionObserver((entries) => {
@@ -18,6 +18,7 @@ const watcher = new IntersectionObserver((entries) => {
   void pump();
 }, { rootMargin: "300px" });
 
+/** Release the image of an element. */
 function letGo(element) {
   wanted.delete(element);
   if (!element.src) return;
@@ -25,6 +26,7 @@ function letGo(element) {
   element.removeAttribute("src");
 }
 
+/** Load the next image, then the one after it. */
 async function pump() {
   if (running >= AT_ONCE || !wanted.size) return;
   const [[element, { image, pixels }]] = wanted;
@@ -34,13 +36,13 @@ async function pump() {
     const { blob } = await contentOf(image, pixels);
     if (element.isConnected && !element.src) element.src = URL.createObjectURL(blob);
   } catch {
-    element.classList.add("broken"); // its group says why
+    element.classList.add("broken"); // its group shows the reason
   }
   running -= 1;
   void pump();
 }
 
-/** Return an element that shows an image that was brought while it is in sight. */
+/** Return an element that shows an image while it is visible. */
 export function lazyImage(image, alt, pixels = PIXELS) {
   const element = make("img", { alt, draggable: false });
   brought.set(element, { image, pixels });
@@ -48,7 +50,7 @@ export function lazyImage(image, alt, pixels = PIXELS) {
   return element;
 }
 
-/** Watch an element again that was taken out of the page and put back. */
+/** Watch an element again after it was removed from the page and inserted again. */
 export function watchAgain(element) {
   watcher.unobserve(element);
   watcher.observe(element);

@@ -1,4 +1,4 @@
-/* Asks before the page is left while work would be lost. */
+/* Asks for confirmation before the page is closed, if work would be lost. */
 
 const reasons = new Set();
 
@@ -7,10 +7,10 @@ addEventListener("beforeunload", (event) => {
 });
 
 /**
- * Ask before the page is closed or reloaded as long as a function returns true.
- * @param {function(): boolean} isAtRisk - Whether work would be lost.
- * @param {AbortSignal} [signal] - Ends it.
- * @returns {function()} Ends it, too.
+ * Ask before the page is closed or reloaded while a function returns true.
+ * @param {function(): boolean} isAtRisk - Returns whether work would be lost.
+ * @param {AbortSignal} [signal] - Ends the guard.
+ * @returns {function()} A function that ends the guard.
  */
 export function guardLeaving(isAtRisk, signal = null) {
   const end = () => { reasons.delete(isAtRisk); };

@@ -1,4 +1,4 @@
-/* What the model says right now: about the camera, an image that was dropped, or what is being typed. */
+/* The live prediction: of the camera, of a dropped image, or of typed text. */
 
 import { announce, fill, icon, iconButton, make } from "./dom.js";
 import { onReach, pauseAfter } from "./api.js";
@@ -11,11 +11,11 @@ import { attempt, confirmDone, showProblem } from "./notice.js";
 import { keptContentOf } from "./reading.js";
 import { caution, isUnknown, raiseRefused, typedSamples } from "./samples.js";
 
-const EVERY = 180; // milliseconds between two questions about the camera, at least
-const SMALL = 320; // pixels of a frame that is only asked about
-const TYPING = 250; // milliseconds of no typing until the question is sent
-const SETTLED = 800; // milliseconds that an answer stands before it is read out
-const NAMED_FRAMES = 5; // frames that are taught when something before the camera is given a name
+const EVERY = 180; // minimum milliseconds between predictions of the camera
+const SMALL = 320; // pixels of a frame that is predicted and not taught
+const TYPING = 250; // milliseconds after the last key press until text is predicted
+const SETTLED = 800; // milliseconds until a prediction that stays is announced
+const NAMED_FRAMES = 5; // frames that are taught when the user names what the camera shows
 
 export class LiveView {
   constructor(model) {
@@ -36,6 +36,7 @@ export class LiveView {
 
   // -- where it looks ----------------------------------------------------------------------------------------------
 
+  /** Build the controls for a model of images. */
   buildImages() {
     const toggle = () => void attempt(this.problems, () => this.toggle());
     this.switch = iconButton("camera", "Start camera", toggle, { kind: ".primary" });
@@ -64,6 +65,7 @@ export class LiveView {
     this.cameraChanged();
   }
 
+  /** Build the field for a model of texts or features. */
   buildTyping() {
     const rows = this.model.kind === "features";
     const box = make("textarea", { rows: 3, id: "live-text", placeholder: rows ? "0.1, 0.7, 0.2" : "Type a sentence" });
@@ -91,7 +93,7 @@ export class LiveView {
     this.element.classList.toggle("watching", on);
     if (on) {
       this.expect();
-      fill(this.problems); // whatever stood in the way of the camera is gone
+      fill(this.problems); // earlier problems with the camera are solved
       fill(this.stage, camera.video);
       void this.watch();
     } else if (!this.shown) {
@@ -100,7 +102,7 @@ export class LiveView {
     }
   }
 
-  /** Ask about the camera again and again, as long as it is on and somebody looks. */
+  /** Predict frames of the camera while it is on and the view is visible. */
   async watch() {
     if (this.asking) return;
     this.asking = true;
@@ -108,12 +110,12 @@ export class LiveView {
     try {
       while (camera.isOn() && this.element.isConnected && !this.model.closed) {
         const began = performance.now();
-        const seen = !document.hidden && this.element.checkVisibility(); // else nobody looks
+        const seen = !document.hidden && this.element.checkVisibility(); // otherwise no predictions are needed
         if (seen && this.model.isReady && camera.hasFrame()) {
           try {
             const frame = await fromVideo(camera.video, SMALL);
             const answer = await this.model.predict([frame]);
-            if (camera.isOn() && !this.shown) this.show(answer); // an image may have come in between
+            if (camera.isOn() && !this.shown) this.show(answer); // unless an image was brought meanwhile
             tries = 0;
           } catch (problem) {
             if (!problem.kind) throw problem;
@@ -129,12 +131,12 @@ export class LiveView {
     }
   }
 
-  /** Ask about one image that was brought. */
+  /** Predict an image. Several images are passed on to the open view. */
   async look(coming) {
     const done = await attempt(this.problems, async () => {
       const { images } = await coming;
       if (!images.length) throw new Error("No image found.");
-      if (images.length > 1) { // a folder or a zip is for the view that is open
+      if (images.length > 1) { // the open view takes folders and zips
         this.model.dispatchEvent(new CustomEvent("brought", { detail: { images } }));
         return;
       }
@@ -152,10 +154,10 @@ export class LiveView {
     });
     if (done || this.shown) return;
     if (camera.isOn()) fill(this.stage, camera.video);
-    else this.cameraChanged(); // nothing is asked about now
+    else this.cameraChanged(); // show the hint again
   }
 
-  /** Take away the last answer: something else is to be asked about. */
+  /** Remove the last prediction, since another one will follow. */
   expect() {
     this.shown = null;
     this.naming.hidden = true;
@@ -171,6 +173,7 @@ export class LiveView {
     return done || this.clear();
   }
 
+  /** Predict the current sample. */
   async askAgain() {
     if (!this.shown || !this.model.isReady) return this.follow();
     const asked = this.shown;
@@ -179,7 +182,7 @@ export class LiveView {
     return undefined;
   }
 
-  /** After a change of the model the same thing is asked again: teaching shows at once. */
+  /** Predict the same sample again after a change of the model. */
   follow() {
     fill(this.naming.querySelector("datalist"), this.model.classes.map((one) => make("option", { value: one.name })));
     if (!this.model.isReady) {
@@ -200,13 +203,14 @@ export class LiveView {
 
   // -- what it says ------------------------------------------------------------------------------------------------
 
+  /** Show a prediction. */
   show({ answers: [answer], threshold, measure }) {
     const unknown = isUnknown(answer);
     const title = make("p.verdict", { data: { unknown } }, unknown ? "Unknown" : answer.label);
-    const told = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
+    const details = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
       : make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure)));
     const rough = !unknown && this.caution(answer.top);
-    fill(this.answer, title, told, rough && make("p.hint", {}, rough), novelty(answer.novelty, threshold));
+    fill(this.answer, title, details, rough && make("p.hint", {}, rough), novelty(answer.novelty, threshold));
     this.naming.hidden = this.model.readOnly;
     this.naming.classList.toggle("wanted", unknown);
     const label = this.naming.querySelector("label");
@@ -214,16 +218,17 @@ export class LiveView {
     const said = unknown ? "Unknown" : answer.label;
     if (said === this.said) return;
     this.said = said;
-    clearTimeout(this.saying); // what flickers before the camera is not read out
+    clearTimeout(this.saying); // only predictions that stay are announced
     this.saying = setTimeout(() => announce(said), SETTLED);
   }
 
-  /** Return how little the percentages say, where one of these classes has few examples. */
+  /** Return a warning if one of these classes has few examples; otherwise "". */
   caution(top) {
     const named = this.model.classes.filter((one) => top.some((entry) => entry.class === one.name));
     return caution(this.model.kind, named) && caution(this.model.kind, this.model.classes);
   }
 
+  /** Return the form that teaches the current sample under a name. */
   namingForm() {
     const input = make("input", {
       required: true, maxLength: 200, autocomplete: "off", placeholder: "Name it", id: "name-it",
@@ -253,7 +258,7 @@ export class LiveView {
     make("datalist", { id: "known-classes" }));
   }
 
-  /** Return what is to be taught: what was brought, or a few frames of the camera. */
+  /** Return the samples to teach: the image or text, or a few frames of the camera. */
   async seen() {
     if (this.shown) return [{ ...this.shown }];
     const frames = [];
@@ -266,19 +271,20 @@ export class LiveView {
   }
 }
 
-/** Return the first classes in words. */
+/** Return the two most likely classes in words. */
 const likeliest = (top) => top.slice(0, 2).map((one) => one.class).join(", then ");
 
+/** Return a class with a bar for its probability, or for its rank if there are no probabilities. */
 function bar(one, place, measure) {
   const share = measure === "probability" ? one.value : 1 / (place + 1);
-  const told = measure === "probability" ? `${Math.round(100 * one.value)} %` : one.value.toFixed(2);
+  const words = measure === "probability" ? `${Math.round(100 * one.value)} %` : one.value.toFixed(2);
   const fillBar = make("span.fill");
   fillBar.style.width = `${Math.max(0.5, 100 * share)}%`;
   return make(place === 0 ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),
-    make("span.track", { aria: { hidden: true } }, fillBar), make("span.value", {}, told));
+    make("span.track", { aria: { hidden: true } }, fillBar), make("span.value", {}, words));
 }
 
-/** Return how strange something is beside the threshold above which it is unknown. */
+/** Return a scale with the novelty of a sample and the threshold above which it is unknown. */
 function novelty(value, threshold) {
   if (value === null || threshold === null) {
     return make("p.hint", {}, "It detects unknown things once you teach a class two examples at a time.");

@@ -1,4 +1,4 @@
-/* Starts the page: shows the view that the address names, and messages above it. */
+/* Start of the page: shows the view for the address, and banners above it. */
 
 import { ask, isReachable, onReach, Problem, token } from "./api.js";
 import { announce, fill, make, plural } from "./dom.js";
@@ -10,7 +10,7 @@ import { guardLeaving } from "./leaving.js";
 import { showProblem } from "./notice.js";
 import { isFull, isLasting } from "./store.js";
 
-const LOOK_AGAIN = 4000; // milliseconds between two looks at whether someone else changed the model
+const LOOK_AGAIN = 4000; // milliseconds between checks for changes by other clients
 const MEMORY_ONLY = "This browser does not let this page keep anything (a private window, or blocked site data). "
   + "Images and corrections are lost when you close or reload the page.";
 const NO_ROOM = "This browser has no room left. Teaching works, but new examples disappear from this page "
@@ -21,7 +21,7 @@ const where = document.getElementById("where");
 let model = null;
 let tokenWanted = false;
 
-/** Show what the address names: #/ all models, #/m/NAME one of them. */
+/** Show the view for the address: #/ lists all models, #/m/NAME opens a model. */
 async function route(event = null) {
   model?.close();
   model = null;
@@ -43,7 +43,7 @@ async function route(event = null) {
       new ModelView(model, main, where).show();
     }
     announce(name ? `${name} is open` : "Models");
-    if (event) main.focus({ preventScroll: true }); // whoever goes on by key goes on here
+    if (event) main.focus({ preventScroll: true }); // so that keyboard users continue here
   } catch (error) {
     const place = make("div.problems");
     fill(main, make("div.page.stack", {}, place, make("p", {}, make("a", { href: "#/" }, "All models"))));
@@ -52,7 +52,7 @@ async function route(event = null) {
   showBanner();
 }
 
-/** Take the token of a QR code out of the address, so that it is not seen or kept there. */
+/** Store the token of a QR code and remove it from the address, so that the history does not keep it. */
 function takeToken() {
   const given = location.hash.match(/^#token=(.+)$/);
   if (!given) return;
@@ -60,7 +60,7 @@ function takeToken() {
   history.replaceState(null, "", "#/");
 }
 
-/** Return the name of the model in the address; null for the list. What cannot be decoded is taken as it is. */
+/** Return the name of the model in the address; null for the list. A malformed name is not decoded. */
 function nameInAddress() {
   const written = location.hash.startsWith("#/m/") ? location.hash.slice(4) : null;
   try {
@@ -70,11 +70,11 @@ function nameInAddress() {
   }
 }
 
-/** Show what stands in the way of everything: no connection, or no token. */
+/** Show a banner if there is no connection or no token. */
 function showBanner() {
   const waiting = model?.samples.filter((sample) => sample.waiting && !sample.held).length ?? 0;
   const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind} ${isLasting()} ${isFull()}`;
-  if (banner.dataset.state === state) return; // else a token that is being typed would be lost
+  if (banner.dataset.state === state) return; // otherwise a token that is being typed would be lost
   banner.dataset.state = state;
   if (tokenWanted) fill(banner, tokenForm());
   else if (!isReachable()) {
@@ -107,6 +107,7 @@ function tokenForm() {
   return form;
 }
 
+/** Check for changes by other clients, again and again. */
 async function lookAgain() {
   if (document.hidden && isReachable()) return;
   try {
@@ -133,7 +134,7 @@ onReach((now) => {
 });
 addEventListener("hashchange", (event) => { takeToken(); void route(event); });
 addEventListener("online", lookAgain);
-// A file that misses its target must not replace the page.
+// Otherwise the browser would open a file that is dropped beside its target.
 for (const event of ["dragover", "drop"]) addEventListener(event, (dropped) => dropped.preventDefault());
 setInterval(lookAgain, LOOK_AGAIN);
 takeToken();

@@ -1,4 +1,4 @@
-/* All models: open one, make one, begin with a folder, or bring one. */
+/* The list of models: open, create or upload one, or create one from a folder. */
 
 import { ask } from "./api.js";
 import { brought } from "./importing.js";
@@ -35,7 +35,7 @@ export async function showModels(main) {
     make("div.heading", {}, make("div", {}, make("h1", { id: "models-title" }, "Models"),
       make("p.soft", {}, "Show a few examples to teach a class. Teach more, or undo, at any time.")), actions),
     problems, list, await leftFromSort(models), make("div.row.aside", {}, tourButton(), phoneButton())));
-  // What is dropped here begins a model; the list is drawn anew whenever it is shown, and listens as long as it is.
+  // Files that are dropped here create a model. The list listens only while it is shown.
   const place = main.firstElementChild;
   const drop = (event) => {
     if (!place.isConnected) removeEventListener("drop", drop);
@@ -48,7 +48,7 @@ export async function showModels(main) {
   showTour();
 }
 
-/** Return images in this browser that were sorted with models that the service does not have. */
+/** Return a note about images in this browser that were sorted with models that the service does not have. */
 async function leftFromSort(models) {
   const names = new Set(models.map(({ name }) => name));
   const gone = [...await sortedCounts()].filter(([name]) => !names.has(name));
@@ -60,6 +60,7 @@ async function leftFromSort(models) {
   });
 }
 
+/** Remove the images of a missing model from this browser. */
 async function discardLeft(name, line) {
   const records = await sortedOf(name);
   askToDiscard(records.length, records.filter(({ moved }) => moved).length, async () => {
@@ -68,7 +69,7 @@ async function discardLeft(name, line) {
   });
 }
 
-/** Begin a model with a folder of class folders or a zip of it. */
+/** Create a model from a folder with class folders, or from a zip of it. */
 async function createFrom(images) {
   if (!images.length) throw new Error("No image found.");
   const path = images[0].name.split("/");
@@ -80,6 +81,7 @@ function fromFolder(begin) {
   return [iconButton("folder", "From a folder", () => folder.click()), folder];
 }
 
+/** Return a model as an entry of the list. */
 function entry(model, main, readOnly) {
   const damaged = model.state === "damaged";
   const classes = plural(model.n_classes, "class", "classes");
@@ -113,7 +115,7 @@ function uploadButton(take) {
   return [iconButton("upload", "Upload", () => input.click()), input];
 }
 
-/** Bring a model file and open it. */
+/** Upload a model file and open the model. */
 async function upload(file) {
   const name = file.name.replace(MODEL, "");
   await ask(`/models/upload?name=${encodeURIComponent(name)}`, { body: file, type: "application/octet-stream" });
@@ -121,9 +123,9 @@ async function upload(file) {
 }
 
 /**
- * Ask for a name and make a model.
- * @param {string} wanted - The name that is offered.
- * @param {Array|null} images - What it is taught first.
+ * Ask for a name and create a model.
+ * @param {string} wanted - Suggested name.
+ * @param {Array|null} images - Images to teach it first.
  */
 async function createModel(wanted = "", images = null) {
   const name = make("input", {

@@ -1,4 +1,4 @@
-/* One model: its name and tabs above, what is asked of it live at the side. */
+/* The view of a model: its name and tabs, and the live prediction at the side. */
 
 import { fill, iconButton, make, plural } from "./dom.js";
 import { brought } from "./importing.js";
@@ -9,15 +9,15 @@ import { LiveView } from "./liveview.js";
 import { QueueView } from "./queueview.js";
 import { AccuracyView } from "./accuracyview.js";
 import { SortView } from "./sortview.js";
-import { told, TimelineView } from "./timelineview.js";
+import { inWords, TimelineView } from "./timelineview.js";
 import { changesThatHold, countOf } from "./samples.js";
 import { ShareView } from "./shareview.js";
 
 export class ModelView {
   /**
-   * @param {OpenModel} model - What to show.
-   * @param {HTMLElement} main - Where.
-   * @param {HTMLElement} where - Where its name goes.
+   * @param {OpenModel} model - The model.
+   * @param {HTMLElement} main - Element for the view.
+   * @param {HTMLElement} where - Element for the name of the model.
    */
   constructor(model, main, where) {
     Object.assign(this, { model, main, where });
@@ -33,7 +33,7 @@ export class ModelView {
     this.current = "teach";
   }
 
-  /** Build everything once; the views follow the model by themselves. */
+  /** Build all views. They update themselves when the model changes. */
   show() {
     this.counts = make("p.soft", { id: "counts" });
     this.problems = make("div.problems");
@@ -66,7 +66,7 @@ export class ModelView {
     brought.images = null;
   }
 
-  /** What is dropped anywhere on the page goes to the view that is open, or is taught where that takes nothing. */
+  /** Pass files that are dropped on the page to the open view; teach them if it takes no files. */
   listenForDrops() {
     const { signal } = this.model;
     if (this.model.kind !== "images") return;
@@ -102,13 +102,14 @@ export class ModelView {
     badge.textContent = queue.length;
   }
 
-  /** Show on the tab of Sort how many corrections are not taught yet. */
+  /** Show on the tab of Sort the number of corrections that are not taught yet. */
   showCorrections(n) {
     const badge = this.tabs[Object.keys(this.views).indexOf("sort")].querySelector(".count");
     badge.hidden = !n;
     badge.textContent = n;
   }
 
+  /** Open the view of a tab. */
   open(key, { focus = true } = {}) {
     this.current = key;
     this.element.dataset.tab = key;
@@ -123,6 +124,7 @@ export class ModelView {
     this.views[key].view.open?.();
   }
 
+  /** Move between tabs with arrow keys. */
   moveTab(event) {
     const keys = Object.keys(this.views);
     const at = keys.indexOf(this.current);
@@ -137,7 +139,7 @@ export class ModelView {
       const changes = changesThatHold(this.model.record.history);
       const undone = changes.findLast(({ what }) => !["rollback", "redo"].includes(what));
       await this.model.rollBack(this.model.record.revisions.at(-1));
-      confirmDone(`Undone: ${told(undone, this.model.kind)}.`);
+      confirmDone(`Undone: ${inWords(undone, this.model.kind)}.`);
     }, { reload: () => this.model.refresh() });
   }
 

@@ -1,14 +1,14 @@
-/* Problems in words, beside where they arose, each with what can be done about it. */
+/* Messages about problems, shown where they occurred, with a button for what can be done. */
 
 import { action, announce, fill, icon, iconButton, make } from "./dom.js";
 import { onReach, Problem, sentence } from "./api.js";
 
 /**
- * Do something, and show beside it what went wrong.
- * @param {HTMLElement} place - Where problems of it are shown.
- * @param {function(): Promise} work - What to do; it may be done again.
- * @param {Object} [settings] - reload: how to read the model again after someone else changed it.
- * @returns {Promise<boolean>} Whether it went well.
+ * Call a function and show its error, if it fails.
+ * @param {HTMLElement} place - Element in which errors are shown.
+ * @param {function(): Promise} work - The function. "Try again" calls it again.
+ * @param {Object} [settings] - reload: function that reads the model again after another client changed it.
+ * @returns {Promise<boolean>} Whether it succeeded.
  */
 export async function attempt(place, work, { reload = null } = {}) {
   fill(place);
@@ -24,7 +24,7 @@ export async function attempt(place, work, { reload = null } = {}) {
   }
 }
 
-/** Show a problem, with a button to try again where that makes sense. */
+/** Show a problem in an element, with a button to try again if that can help. */
 export function showProblem(place, problem, again = null) {
   const stale = problem.kind === "stale";
   const text = stale
@@ -35,17 +35,17 @@ export function showProblem(place, problem, again = null) {
   fill(place, make("div.notice", { role: "alert", data: { kind: problem.kind ?? "" } }, icon("warning"),
     make("p", {}, text), retry && action(again, "Try again"),
     iconButton("close", "Dismiss this message", clear, { quiet: true })));
-  place.closest("form, dialog")?.addEventListener("input", clear, { once: true }); // what was wrong is being changed
+  place.closest("form, dialog")?.addEventListener("input", clear, { once: true }); // the user is correcting it
   if (problem.kind === "token") document.dispatchEvent(new CustomEvent("token-wanted"));
 }
 
-onReach((now) => { // what could not be done for want of a connection can be done now
+onReach((now) => { // messages about a missing connection are outdated
   if (now) for (const notice of document.querySelectorAll(".notice[data-kind=offline]")) notice.remove();
 });
 
 let leaving = null;
 
-/** Say in passing that something was done. */
+/** Show for some seconds that something was done. */
 export function confirmDone(text) {
   const place = document.getElementById("passing");
   fill(place, make("p", {}, icon("check"), text));

@@ -1,32 +1,41 @@
-/* The model that is open: what the service says of it, the samples that this browser keeps of it, and every change. */
+/* The open model: its description by the service, its samples in this browser, and all changes. */
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
+import { cardsOf, holdOut } from "./cards.js";
 import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
 import {
-  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,
+  bodyOf, divideIntoRequests, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,
 } from "./samples.js";
 
-const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
-const TESTED = 200; // samples in one test: few enough for any limit of a request
-const AGAIN = 3000; // milliseconds until an unreachable service is tried again
+const AT_ONCE = 32; // samples per request that teaches: few, so that progress is visible
+const TESTED = 200; // samples per request that tests: few enough for its size limit
+const AGAIN = 3000; // milliseconds until an unreachable service is called again
 
+/**
+ * The open model. It gets the event "change" after each change of its description or its samples.
+ *
+ * record: description by the service, null until load(). samples: all samples in this browser. classes: cards as
+ * { name, count, taught, held, waiting }. aside: samples that are no longer in the model. queue: samples without a
+ * label. warnings: latest warnings by class. stalled: Problem that keeps samples from being taught, or null.
+ */
 export class OpenModel extends EventTarget {
   constructor(name) {
     super();
     Object.assign(this, { name, record: null, samples: [], settings: null, warnings: new Map(), stalled: null });
-    Object.assign(this, { sending: false, whole: true, turn: 0 }); // whole: whether the record is all from the service
+    // whole: whether the service described all of "record"; turn: number of descriptions so far.
+    Object.assign(this, { sending: false, whole: true, turn: 0 });
     this.ending = new AbortController();
   }
 
-  /** Ends when another model is opened; what listens to the whole page listens until then. */
+  /** Signal that is aborted when another model is opened, for listeners on the whole page. */
   get signal() { return this.ending.signal; }
   get closed() { return this.ending.signal.aborted; }
   get kind() { return this.record.kind; }
   get isReady() { return this.record.state === "ready"; }
   get path() { return modelPath(this.name); }
 
-  /** Read everything, from the service and from this browser, and go on with what waits to be taught. */
+  /** Load the model from the service and its samples from this browser. Then teach samples that still wait. */
   async load() {
     this.record = await ask(this.path);
     [this.samples, this.settings] = await Promise.all([samplesOf(this.name), settingsOf(this.name)]);
@@ -36,7 +45,7 @@ export class OpenModel extends EventTarget {
     return this;
   }
 
-  /** Drop the bytes of samples that were deleted so long ago that no undo can bring them back. */
+  /** Delete stored samples that were unlearned so long ago that undo cannot restore them. */
   async dropUnreachable() {
     const [oldest = Infinity] = this.record.revisions;
     const labelOf = labelling(this.record);
@@ -46,62 +55,40 @@ export class OpenModel extends EventTarget {
     if (this.isReady) this.samples = this.samples.filter((sample) => !gone.includes(sample));
   }
 
-  /** Stop everything that goes on in the background. */
+  /** Stop all work in the background. */
   close() {
     this.ending.abort();
     clearTimeout(this.timer);
   }
 
-  /** Ask the service what the model is now; nothing happens where it is the same. */
+  /** Read the description from the service. Does nothing if it is unchanged. */
   async refresh() {
     const { turn } = this;
     const record = await ask(this.path, { seen: this.whole ? this.record.etag : null });
-    if (!record || turn !== this.turn) return; // what was asked before a change may be answered after it
+    if (!record || turn !== this.turn) return; // the response may be older than a change made meanwhile
     this.accept(record);
     this.whole = true;
   }
 
+  /** Replace the description. */
   accept(record) {
     this.turn += 1;
     this.record = record;
     this.arrange();
   }
 
-  /** Work out the cards from counts of the service and samples of this browser, and tell the views. */
+  /** Divide the samples among the cards, and tell the views. */
   arrange() {
-    const labelOf = labelling(this.record);
-    const counts = new Map(this.record.classes.map(({ name, samples }) => [name, samples]));
-    const cards = new Map();
-    const card = (name) => {
-      if (!cards.has(name)) cards.set(name, { name, count: counts.get(name) ?? 0, taught: [], held: [], waiting: [] });
-      return cards.get(name);
-    };
     const { settings } = this;
-    settings.empty = settings.empty.filter((name) => !counts.has(name));
-    const added = new Map(this.record.history.flatMap(({ classes }) => classes).reverse().map((name, i) => [name, -i]));
-    const known = [...counts.keys()].sort((one, other) => added.get(one) - added.get(other));
-    settings.order = [...new Set([...settings.order, ...known, ...settings.empty])];
-    for (const name of settings.order) if (counts.has(name) || settings.empty.includes(name)) card(name);
-    this.aside = [];
-    this.queue = [];
-    for (const sample of this.samples) {
-      const label = labelOf(sample);
-      if (sample.queued) this.queue.push(sample);
-      else if (sample.waiting) card(label).waiting.push(sample);
-      else if (label !== null && counts.has(label)) {
-        sample.hidden = false;
-        card(label)[sample.held ? "held" : "taught"].push(sample);
-      }
-      else if (!sample.hidden && !sample.keptId) this.aside.push(sample);
-    }
-    settings.order = [...cards.keys()];
-    this.classes = [...cards.values()];
+    settings.empty = settings.empty.filter((name) => !this.record.classes.some((one) => one.name === name));
+    Object.assign(this, cardsOf(this.record, settings, this.samples));
+    settings.order = this.classes.map(({ name }) => name);
     this.dispatchEvent(new Event("change"));
   }
 
   // -- samples in and out ------------------------------------------------------------------------------------------
 
-  /** Add a card for a class that has no samples yet; it is only in this browser until it gets some. */
+  /** Add a card for a class without samples. Only this browser knows it until it gets some. */
   async addClass(name) {
     if (this.classes.some((one) => one.name === name)) throw new Error(`There is already a class “${name}”.`);
     this.settings.empty.push(name);
@@ -109,16 +96,16 @@ export class OpenModel extends EventTarget {
   }
 
   /**
-   * Keep samples in this browser and teach them, but for the share that is kept for testing.
-   * @param {Array<{label: string, content: Object}>} shown - Samples with their labels.
-   * @param {Object} [settings] - hold: whether some are kept for testing; atOnce: how many are one change.
-   * @returns {Promise<{taught: number, held: number, samples: Array}>} How many are taught and kept for testing, and
-   *   the samples in the order of what was shown.
+   * Store samples in this browser and teach them, except for a share that is held out for testing.
+   * @param {Array<{label: string, content: Object}>} shown - Contents of samples with their labels.
+   * @param {Object} [settings] - hold: whether some are held out; atOnce: number of samples per change.
+   * @returns {Promise<{taught: number, held: number, samples: Array}>} Numbers of samples that are taught and held out,
+   *   and the samples in the order of "shown".
    */
   async add(shown, { hold = true, atOnce = AT_ONCE } = {}) {
     const samples = shown.map(({ label, content }) => newSample(this.name, content, label));
-    if (hold) this.holdOut(samples);
-    this.batch(samples, atOnce);
+    if (hold) holdOut(samples, this.classes, this.settings.share);
+    divideIntoRequests(samples, atOnce);
     const held = samples.filter((sample) => sample.held).length;
     await keep(samples);
     this.samples.push(...samples);
@@ -127,58 +114,29 @@ export class OpenModel extends EventTarget {
     return { taught: samples.length - held, held, samples };
   }
 
-  holdOut(samples) {
-    for (const label of new Set(samples.map((sample) => sample.wanted))) {
-      const mine = samples.filter((sample) => sample.wanted === label);
-      const known = this.classes.find((one) => one.name === label) ?? { taught: [], held: [], waiting: [] };
-      const [held, taught] = [known.waiting.filter((one) => one.held), known.waiting.filter((one) => !one.held)];
-      const n = countToHold(
-        this.settings.share, known.taught.length + taught.length, known.held.length + held.length, mine.length,
-      );
-      // The last ones of a recording are those that are the least like the first.
-      if (n) for (const sample of mine.slice(-n)) sample.held = true;
-    }
-  }
-
-  /** Give samples the keys under which they are sent: the service counts a key once, however often it comes. */
-  batch(samples, atOnce = AT_ONCE) {
-    const taught = samples.filter((sample) => !sample.held);
-    let key = "";
-    taught.forEach((sample, i) => {
-      if (i % atOnce === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
-      sample.waiting = { key, error: "" };
-    });
-    for (const sample of samples) if (sample.held) sample.waiting = { key: key || "held", error: "" };
-  }
-
-  /** Teach what waits, one lesson after the other, until nothing waits or something stands in the way. */
+  /**
+   * Teach waiting samples, one request after the other. If the service is busy, wait and repeat; if it is unreachable,
+   * try again later; if it needs a token, stop. Refused samples keep the error.
+   */
   async teachWaiting() {
     if (this.sending || this.closed) return;
     this.sending = true;
     clearTimeout(this.timer);
-    if (this.nextBatch().length) this.arrange(); // so that the cards say what goes on
+    if (this.nextBatch().length) this.arrange(); // so that the cards show the progress
     try {
       let tries = 0;
       for (let batch = this.nextBatch(); batch.length && !this.closed; batch = this.nextBatch()) {
-        try {
-          await this.teach(batch);
-          this.stalled = null;
+        const problem = await this.tryToTeach(batch);
+        this.stalled = problem;
+        if (problem === null) {
           tries = 0;
-        } catch (problem) {
-          if (!(problem instanceof Problem)) throw problem;
-          this.stalled = problem;
-          if (problem.kind === "busy") {
-            this.arrange();
-            await pauseAfter(problem, tries);
-            tries += 1;
-          } else if (problem.kind === "offline" || problem.kind === "token") {
-            if (problem.kind === "offline") this.timer = setTimeout(() => void this.teachWaiting(), AGAIN);
-            break;
-          } else {
-            this.stalled = null;
-            for (const sample of batch) sample.waiting.error = problem.message;
-            await keep(batch);
-          }
+        } else if (problem.kind === "busy") {
+          this.arrange();
+          await pauseAfter(problem, tries);
+          tries += 1;
+        } else {
+          if (problem.kind === "offline") this.timer = setTimeout(() => void this.teachWaiting(), AGAIN);
+          break;
         }
       }
     } finally {
@@ -188,18 +146,36 @@ export class OpenModel extends EventTarget {
     }
   }
 
+  /**
+   * Teach the samples of one request.
+   * @returns {Promise<Problem|null>} The problem if they still wait. Null if they were taught or refused.
+   */
+  async tryToTeach(batch) {
+    try {
+      await this.teach(batch);
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      if (["busy", "offline", "token"].includes(problem.kind)) return problem;
+      for (const sample of batch) sample.waiting.error = problem.message;
+      await keep(batch);
+    }
+    return null;
+  }
+
+  /** Return the waiting samples of the next request. */
   nextBatch() {
     const first = this.samples.find((sample) => sample.waiting && !sample.waiting.error);
     return first ? this.samples.filter((sample) => sample.waiting?.key === first.waiting.key) : [];
   }
 
+  /** Teach the samples of one request, and note the change in all of them. */
   async teach(batch) {
     const taught = batch.filter((sample) => !sample.held);
     let answer = null;
     if (taught.length) {
       const labels = taught.map((sample) => sample.wanted);
       for (const sample of taught) sample.waiting.sent = true;
-      const noted = keep(taught); // from now on it may have been learned, even if the answer is lost
+      const noted = keep(taught); // they may be learned from now on, even if the response is lost
       answer = await ask(`${this.path}/teach`, {
         ...lessonOf(this.kind, taught, labels), once: taught[0].waiting.key,
       });
@@ -215,17 +191,18 @@ export class OpenModel extends EventTarget {
     if (answer) await this.follow(answer);
   }
 
-  /** Take over what a change answered; the rest of the record is read again. */
+  /** Update the description with the response to a change, then read the rest of it. */
   async follow(answer) {
     const { classes, revision, etag, n_samples: total, state } = answer;
     const history = [...this.record.history, answer.change];
-    const revisions = [...new Set([...this.record.revisions, this.record.revision])]; // so that undo takes back this
+    // The revision before this change, so that undo is offered for it.
+    const revisions = [...new Set([...this.record.revisions, this.record.revision])];
     this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history, revisions, redoable: 0 });
     await keepSettings(this.settings);
     await this.readWhole();
   }
 
-  /** Read the record after a change. That is done, so a failure here is no problem of it, and is made up for later. */
+  /** Read the description after a change. A failure is ignored, since the change is done; it is read again later. */
   async readWhole() {
     this.whole = false;
     try {
@@ -235,14 +212,14 @@ export class OpenModel extends EventTarget {
     }
   }
 
-  /** Send again what was refused, after whatever was wrong was put right. */
+  /** Send refused samples again. */
   async retry(samples) {
     for (const sample of samples) sample.waiting.error = "";
     await keep(samples);
     await this.teachWaiting();
   }
 
-  /** Take samples out of the model, exactly: the same bytes go to the service again. */
+  /** Unlearn samples, or delete them if they are not in the model. Unlearning sends the same bytes again. */
   async remove(samples) {
     if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
       throw new Error("This example is being sent. Delete it afterwards.");
@@ -257,7 +234,7 @@ export class OpenModel extends EventTarget {
       });
       for (const sample of taught) {
         sample.events.push(eventOf(answer, null));
-        sample.hidden = true; // undo brings it back to its card, otherwise it is not seen again
+        sample.hidden = true; // shown again only if undo restores it
       }
       await keep(taught);
       await this.follow(answer);
@@ -270,17 +247,22 @@ export class OpenModel extends EventTarget {
     }
   }
 
-  /** Teach samples that are kept but not in the model: those that were held out, undone or queued. */
+  /**
+   * Teach stored samples that are not in the model: held-out, undone or queued ones.
+   * @param {Array} samples - The samples.
+   * @param {string|null} label - Label of all of them. Default: the label of each when it was last taught.
+   * @param {Object} [settings] - As in "add".
+   */
   async teachAgain(samples, label = null, { hold = false, atOnce = AT_ONCE } = {}) {
     for (const sample of samples) {
       sample.wanted = label ?? lastLabel(sample);
       Object.assign(sample, { held: false, queued: false, hidden: false });
     }
-    const late = await takeOver(this, samples); // two people may label the same image: one of them is first
+    const late = await takeOver(this, samples); // taken by another client, which labelled the same image first
     this.samples = this.samples.filter((sample) => !late.includes(sample));
     const ours = samples.filter((sample) => !late.includes(sample));
-    if (hold) this.holdOut(ours);
-    this.batch(ours, atOnce);
+    if (hold) holdOut(ours, this.classes, this.settings.share);
+    divideIntoRequests(ours, atOnce);
     await keep(ours);
     this.arrange();
     await this.teachWaiting();
@@ -288,7 +270,7 @@ export class OpenModel extends EventTarget {
     raiseRefused(this.kind, ours);
   }
 
-  /** Put samples into the queue, to be labelled later; they are in this browser only. */
+  /** Put samples into the review queue of this browser, to be labelled later. */
   async enqueue(contents) {
     const samples = contents.map((content) => ({ ...newSample(this.name, content, null), queued: true }));
     await keep(samples);
@@ -299,7 +281,7 @@ export class OpenModel extends EventTarget {
 
   // -- classes and revisions ---------------------------------------------------------------------------------------
 
-  /** Give a class another name. */
+  /** Rename a class. */
   async rename(old, name) {
     const settings = this.settings;
     const place = (list) => list.map((one) => (one === old ? name : one));
@@ -314,12 +296,12 @@ export class OpenModel extends EventTarget {
     }
   }
 
-  /** Make several classes one. */
+  /** Merge several classes into one. */
   merge(names, into) {
     return this.changeClasses("merge-classes", { names, into }, names, into);
   }
 
-  /** Forget a class and all its samples; undo brings both back. */
+  /** Forget a class and all its samples. Undo restores both. */
   async forget(name) {
     if (this.record.classes.some((one) => one.name === name)) {
       await this.changeClasses("forget", { names: [name] }, [name], null);
@@ -328,6 +310,14 @@ export class OpenModel extends EventTarget {
     await this.arrangeAndKeep();
   }
 
+  /**
+   * Rename, merge or forget classes, and note the change in their samples.
+   * @param {string} route - Last part of the path of the request.
+   * @param {Object} json - Body of the request.
+   * @param {string[]} names - The classes.
+   * @param {string|null} label - New label of their samples; null if they are forgotten.
+   * @param {function()} before - Called after the change, before the cards are drawn again.
+   */
   async changeClasses(route, json, names, label, before = () => {}) {
     const labelOf = labelling(this.record);
     const touched = this.samples.filter((sample) => names.includes(labelOf(sample)));
@@ -342,7 +332,7 @@ export class OpenModel extends EventTarget {
     await this.follow(answer);
   }
 
-  /** Go back to a revision; samples that came later are set aside in this browser. */
+  /** Return to an earlier revision. Samples that were taught later are set aside in this browser. */
   async rollBack(to) {
     const answer = await ask(`${this.path}/rollback`, {
       json: { to }, match: this.record.etag, once: crypto.randomUUID?.(),
@@ -352,7 +342,7 @@ export class OpenModel extends EventTarget {
     return answer;
   }
 
-  /** Take the latest undo back; samples that it set aside are in the model again. */
+  /** Undo the latest rollback. Samples that it set aside are in the model again. */
   async redo() {
     const answer = await ask(`${this.path}/redo`, {
       json: { n: 1 }, match: this.record.etag, once: crypto.randomUUID?.(),
@@ -362,13 +352,14 @@ export class OpenModel extends EventTarget {
     return answer;
   }
 
-  /** Remember which cards show their names alone. */
+  /** Store which cards are collapsed. */
   setCollapsed(names, away) {
     const others = this.settings.collapsed.filter((name) => !names.includes(name));
     this.settings.collapsed = away ? [...others, ...names] : others;
     void keepSettings(this.settings);
   }
 
+  /** Update the cards and store their settings. */
   async arrangeAndKeep() {
     this.arrange();
     await keepSettings(this.settings);
@@ -376,14 +367,14 @@ export class OpenModel extends EventTarget {
 
   // -- questions ---------------------------------------------------------------------------------------------------
 
-  /** Return the answers about samples; a model that was changed by someone else meanwhile is read again. */
+  /** Predict samples. If another client has changed the model meanwhile, its description is read again. */
   async predict(contents, { signal } = {}) {
     const answer = await ask(`${this.path}/predict`, { ...bodyOf(this.kind, contents, { k: 3 }), signal });
     if (answer.revision !== this.record.revision) void this.refresh().catch(() => {});
     return answer;
   }
 
-  /** Return the true classes of samples and what the model takes each for. */
+  /** Return { tested, labels, predicted } for held-out samples: the samples, their true and predicted classes. */
   async evaluate(samples) {
     if (this.kept?.on) return evaluateKept(this, samples);
     const labelOf = labelling(this.record);

@@ -1,10 +1,10 @@
-/* The address of this service for a phone, as a code to scan, where it was started for that. */
+/* A QR code with the address of this service for phones. Shown if the service runs with --lan. */
 
 import { ask } from "./api.js";
 import { fill, iconButton, make } from "./dom.js";
 import { openWindow } from "./dialogs.js";
 
-/** Return a button that shows the code; it is hidden where there is none. */
+/** Return a button that shows the code. It is hidden if there is none. */
 export function phoneButton() {
   const button = iconButton("phone", "Use your phone", () => openCode(), { kind: ".link" });
   button.hidden = true;

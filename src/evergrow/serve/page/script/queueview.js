@@ -1,4 +1,4 @@
-/* The queue: images or texts without a label, what the model is least sure about first, labelled by one key each. */
+/* The review queue: samples without a label, the least certain first. One key labels each. */
 
 import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js";
 import { meantName } from "./dialogs.js";
@@ -13,14 +13,14 @@ import {
   forgetUnlabelled, groupWords, hasGuesses, learnUnlabelled, MOST, openGroups, suggested,
 } from "./unlabelled.js";
 
-const ASKED = 64; // of the queue that are asked about at once
-const SOME = 10; // labels after which the order is asked for again
-const SETTLED = 500; // milliseconds after the last change until they are asked about again
+const ASKED = 64; // samples per request that predicts
+const SOME = 10; // labels after which a new order is suggested
+const SETTLED = 500; // milliseconds after the last change until the queue is predicted again
 
 export class QueueView {
   constructor(model) {
     Object.assign(this, { model, shown: false, answers: new Map(), skipped: new Set(), revision: null });
-    Object.assign(this, { order: new Map(), labelled: 0 }); // places of samples in the order that the model suggests
+    Object.assign(this, { order: new Map(), labelled: 0 }); // order: rank of each sample in the suggested order
     this.problems = make("div.problems");
     this.desk = make("div.desk");
     this.where = make("p.hint");
@@ -35,6 +35,7 @@ export class QueueView {
     void syncKept(this.model);
   }
 
+  /** Return the field or the buttons that add samples to the queue. */
   intake() {
     if (this.model.kind !== "images") {
       const box = make("textarea", {
@@ -62,7 +63,7 @@ export class QueueView {
       iconButton("folder", "Choose a folder", () => folder.click()), folder);
   }
 
-  /** Put what was dropped or chosen into the queue. */
+  /** Add dropped or chosen images to the queue. */
   take(coming) {
     return attempt(this.problems, async () => {
       const { images } = await coming;
@@ -81,6 +82,7 @@ export class QueueView {
     this.timer = setTimeout(() => void this.askAbout(), SETTLED);
   }
 
+  /** Predict the whole queue, and order it again if there are new samples or enough new labels. */
   async askAbout() {
     const { queue, record } = this.model;
     this.revision = record.revision;
@@ -99,7 +101,7 @@ export class QueueView {
     }
   }
 
-  /** Sort the queue by what helps the model most; near-duplicates come last. */
+  /** Let the service suggest an order of the queue. Near-duplicates come last. */
   async arrange(queue) {
     const isDoubtful = queue.length > 1 && this.known > 1;
     const ids = isDoubtful ? await suggested(this.model, queue) : [];
@@ -108,7 +110,7 @@ export class QueueView {
     this.labelled = 0;
   }
 
-  /** Return the queue, the most helpful first. New samples are sorted by how unsure the model is. */
+  /** Return the queue, the most useful samples first. New samples are ordered by uncertainty. */
   ordered() {
     const sureness = (sample) => {
       const answer = this.answers.get(sample.id);
@@ -122,22 +124,23 @@ export class QueueView {
       || place(one) - place(other) || sureness(one) - sureness(other) || one.id - other.id);
   }
 
+  /** Show the first sample with its buttons, and thumbnails of the next ones. */
   draw() {
     const order = this.ordered();
     [this.current] = order;
-    if (this.answers.has(this.current?.id)) this.pinned = this.current.id; // it stays until it is labelled or skipped
+    if (this.answers.has(this.current?.id)) this.pinned = this.current.id; // first until labelled or skipped
     const { classes, queue, kind } = this.model;
     this.where.textContent = whereKept(this.model, queue.length, "review");
     const key = `${order.map((one) => one.id).join()} ${classes.map((one) => one.name).join("\n")} ${this.verdict()} `
       + this.model.record.revision;
     if (this.desk.dataset.key === key) return;
     const written = this.desk.querySelector("#queue-new")?.value;
-    if (written && this.drawn === this.current?.id) { // who types is not interrupted
+    if (written && this.drawn === this.current?.id) { // do not replace a field while the user types
       this.desk.querySelector("figcaption").textContent = this.verdict();
       return;
     }
     this.drawn = this.current?.id;
-    const within = this.desk.contains(document.activeElement) // who types goes on typing, others go on by number
+    const within = this.desk.contains(document.activeElement) // where the focus returns to
       && (document.activeElement.id === "queue-new" ? "#queue-new" : ".labels button");
     this.desk.dataset.key = key;
     if (!this.current) {
@@ -154,10 +157,10 @@ export class QueueView {
     if (within) this.desk.querySelector(within)?.focus();
   }
 
-  /** How many classes the model can choose from. */
+  /** Number of classes with samples. */
   get known() { return this.model.classes.filter((one) => one.count).length; }
 
-  /** Return the buttons for many samples: group unknown ones, learn without labels, forget that. */
+  /** Return buttons for many samples: group unknown ones, learn without labels, forget what was so learned. */
   allAtOnce(queue) {
     const answerOf = (sample) => this.answers.get(sample.id);
     const isOdd = (sample) => Boolean(answerOf(sample)) && isUnknown(answerOf(sample));
@@ -179,7 +182,7 @@ export class QueueView {
         + "examples. They stay in the queue, and a label replaces the guess."));
   }
 
-  /** Return a button for every class in a fixed order; the predicted class is marked. */
+  /** Return a button for each class, in a fixed order. The predicted class is marked. */
   labelButtons() {
     const guess = this.answers.get(this.current.id);
     return make("div.labels", { role: "group", aria: { label: "What is it?" } }, this.model.classes.map((one, i) => {
@@ -192,7 +195,7 @@ export class QueueView {
     }));
   }
 
-  /** Return a field that filters the classes while a name is typed; Enter takes the first match. */
+  /** Return a field that filters the class buttons. Enter presses the first match. */
   typing() {
     const input = make("input", {
       required: true, maxLength: 200, autocomplete: "off", id: "queue-new", placeholder: "Type a class, new or known",
@@ -204,6 +207,7 @@ export class QueueView {
     } } }, input, make("button", { type: "submit" }, make("kbd", {}, "N"), "Label"));
   }
 
+  /** Show only the buttons of classes that match a typed name, and one for a new class. */
   narrow(typed) {
     const wanted = folded(typed);
     this.buttons.querySelector(".new")?.remove();
@@ -220,6 +224,7 @@ export class QueueView {
 
   async labelNew(typed) { this.label(await meantName(this.model.classes, typed)); }
 
+  /** Return the prediction of the current sample as a sentence. */
   verdict() {
     const answer = this.answers.get(this.current?.id);
     if (!answer) return this.model.isReady ? "Asking…" : "The model does not answer yet.";
@@ -231,6 +236,7 @@ export class QueueView {
     return `The model says ${first.class}, ${Math.round(100 * first.value)} % sure${rough}.`;
   }
 
+  /** Teach the current sample under a label. */
   label(name) {
     if (!name || !this.current) return;
     const sample = this.current;

@@ -1,22 +1,22 @@
-/* Many images, read and made small one after the other. */
+/* Read and scale images, one after the other. */
 
 import { fromFile } from "./imaging.js";
 
-/** Return what is sent of an image that was brought, at most so many pixels wide and high. */
+/** Return an image that the user brought as a sample, at most so many pixels wide and high. */
 export async function contentOf(image, most) {
   return fromFile(new File([await image.read()], image.name), most);
 }
 
-/** Return what is kept of an image that is taught: copies of it are known by the mark. */
+/** Return an image as a sample to teach, with its mark, by which copies are recognised. */
 export async function keptContentOf(image) {
   return { ...(await contentOf(image)), mark: await image.mark() };
 }
 
 /**
- * Read images; those that cannot be read are left out.
- * @param {Array} images - As intake.js lists them.
- * @param {function(number, number)} onProgress - Called with how many of how many are read.
- * @returns {Promise<{read: Array, bad: string[]}>} Each as {image, content}, and why others could not be read.
+ * Read images. Those that cannot be read are left out.
+ * @param {Array} images - Images from intake.js.
+ * @param {function(number, number)} onProgress - Called with the number of images that were read, and of all.
+ * @returns {Promise<{read: Array, bad: string[]}>} Images as { image, content }, and messages about unreadable ones.
  */
 export async function readImages(images, onProgress = () => {}) {
   const read = [];
@@ -32,7 +32,7 @@ export async function readImages(images, onProgress = () => {}) {
   return { read, bad };
 }
 
-/** Raise an error that names what could not be read, once all others are done. */
+/** Raise an error that lists unreadable images, if there are any. */
 export function complain(bad, total) {
   if (!bad.length) return;
   const more = bad.length > 1 ? ` (and ${bad.length - 1} more)` : "";

@@ -1,17 +1,17 @@
-/* A button that records from the camera for as long as it is held, by pointer or by key. */
+/* A button that records from the camera while it is held, by pointer or by key. */
 
 import { icon, make } from "./dom.js";
 import * as camera from "./camera.js";
 import { fromVideo } from "./imaging.js";
 
 const EVERY = 160; // milliseconds between two frames
-const LEAST = 2; // a short press takes two: unknown things are calibrated on classes that came with two at least
+const LEAST = 2; // frames of a short press: novelty is calibrated only on classes taught with two or more samples
 const MOST = 48;
 
 /**
  * Return the button.
  * @param {function(number)} onFrame - Called with the number of frames so far.
- * @param {function(Array): void} onEnd - Called with what was recorded.
+ * @param {function(Array): void} onEnd - Called with the frames.
  * @param {function(Error)} onProblem - Called when the camera cannot be turned on.
  */
 export function holdButton(name, { onFrame, onEnd, onProblem }) {
@@ -49,7 +49,7 @@ export function holdButton(name, { onFrame, onEnd, onProblem }) {
   const end = () => { held = false; };
   button.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
-    button.setPointerCapture(event.pointerId); // else a finger that slips off would end it
+    button.setPointerCapture(event.pointerId); // otherwise a finger that slips off would end the recording
     void begin();
   });
   for (const event of ["pointerup", "pointercancel", "blur", "lostpointercapture"]) button.addEventListener(event, end);

@@ -1,9 +1,9 @@
 /*
- * Samples of a model as this browser knows them.
+ * Samples of a model that are stored in this browser.
  *
- * A sample holds its bytes as they were sent (blob, text or row) and a list of events: each says under which label it
- * was after which change of the model. The model's history tells what was undone, so the label of a sample is that of
- * its last event whose change was not; undo, by whomever, needs no bookkeeping here.
+ * A sample has its content as it was sent (blob, text or row) and a list of events. An event is the label that the
+ * sample had after a change of the model. The current label of a sample is that of its last event whose change was not
+ * undone according to the model's history, so undo by any client needs no update of samples.
  */
 
 import { sentence } from "./api.js";
@@ -12,10 +12,10 @@ import { ALIKE, difference } from "./imaging.js";
 
 const NOUNS = { images: "image", texts: "text", features: "row" };
 
-/** Return how many samples of a kind of model, in the word people have for them: 1 image, 2 texts, 3 rows. */
+/** Return a number of samples in words: "1 image", "2 texts", "3 rows". */
 export const countOf = (kind, n) => plural(n, NOUNS[kind]);
 
-/** Return samples by their classes in words: "4 images of Horned Grebe, 2 of Mallard". */
+/** Return the number of samples per class in words: "4 images of Horned Grebe, 2 of Mallard". */
 export function tally(kind, labels) {
   const counts = new Map();
   for (const label of labels) counts.set(label, (counts.get(label) ?? 0) + 1);
@@ -26,9 +26,9 @@ export function tally(kind, labels) {
   return `${countOf(kind, first[1])} of ${first[0]}${listed}${more}`;
 }
 
-const ENOUGH = 10; // examples of each class from which percentages say something
+const ENOUGH = 10; // examples per class from which on percentages are reliable
 
-/** Return a warning that percentages are rough because classes have few examples, or an empty text. */
+/** Return a warning if percentages are rough because classes have few examples; otherwise "". */
 export function caution(kind, classes) {
   const taught = classes.filter((one) => one.count);
   if (taught.length === 1) return "The model has only one class, so the percentage means nothing. Teach another.";
@@ -40,29 +40,29 @@ export function caution(kind, classes) {
   return `Percentages are rough guesses: ${who}.`;
 }
 
-/** Return a name without case and spaces, for comparison. */
+/** Return a name in lower case without spaces, for comparison. */
 export const folded = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
-/** Return a new sample that waits to be taught. */
+/** Return a new sample; "wanted" is the label under which it will be taught. */
 export function newSample(model, content, wanted) {
   return {
     model, ...content, wanted, at: Date.now(), events: [], held: false, queued: false, hidden: false, waiting: null,
   };
 }
 
-/** Return the event that a change was to samples that are now under a label; null for no label. */
+/** Return the event of samples that got a label (null for none) by a change. "answer" is the response to it. */
 export function eventOf(answer, label) {
   const { revision, when } = answer.change;
   return { revision, when, label };
 }
 
-/** Return the event of samples that are held out while the model stays as it is. */
+/** Return the event of samples that get a label without a change of the model, such as held-out ones. */
 export function presentEvent(record, label) {
   const latest = record.history.at(-1) ?? { revision: 0, when: "" };
   return { revision: latest.revision, when: latest.when, label };
 }
 
-/** Return the changes of a history, the oldest first, that the model as it is now went through. */
+/** Return the changes of a history that were not undone, the oldest first. */
 export function changesThatHold(history) {
   let [present, undone] = [[], []];
   for (const change of history) {
@@ -80,8 +80,8 @@ export function changesThatHold(history) {
 }
 
 /**
- * Return a function from a sample to its label in the model as it is now; null where it is not in it.
- * @param {Object} record - The model as the service describes it.
+ * Return a function that returns the current label of a sample; null if it is not in the model.
+ * @param {Object} record - The description of the model by the service.
  */
 export function labelling(record) {
   const key = ({ revision, when }) => `${revision} ${when}`;
@@ -95,16 +95,16 @@ export function labelling(record) {
     if (sample.waiting) return sample.wanted;
     const last = sample.events.findLast(holds);
     if (!last || last.label === null) return null;
-    // Classes may have been renamed since by someone else.
+    // Other clients may have renamed classes since.
     const since = renamings.filter((change) => Date.parse(change.when) > Date.parse(last.when));
     return since.reduce(newName, last.label);
   };
 }
 
-/** Return the name of a class after a change that may have renamed it. */
+/** Return the name of a class after a change, which may have renamed it. */
 const newName = (name, { names }) => (names && Object.hasOwn(names, name) ? names[name] : name);
 
-/** Raise an error if the service refused some of the samples; they wait on the cards of their classes. */
+/** Raise an error if the service refused some of the samples. They stay on the cards of their classes. */
 export function raiseRefused(kind, samples) {
   const refused = samples.filter(({ waiting }) => waiting?.error);
   if (!refused.length) return;
@@ -112,13 +112,13 @@ export function raiseRefused(kind, samples) {
     + sentence(refused[0].waiting.error));
 }
 
-/** Return the label that a sample which is not in the model was last taught under: undo took back what came after. */
+/** Return the label of a sample that is no longer in the model: that of the last time it was taught. */
 export const lastLabel = (sample) => sample.wanted;
 
 /**
- * Return a function from a class name to its present name.
- * @param {Object} record - The model as the service describes it.
- * @param {{revision: number, when: string}} event - The latest change when the name was current.
+ * Return a function that returns the current name of a class by an earlier name.
+ * @param {Object} record - The description of the model by the service.
+ * @param {{revision: number, when: string}} event - The latest change at the time of the earlier name.
  */
 export function renamedSince(record, event) {
   const at = record.history.findIndex(({ revision, when }) => revision === event.revision && when === event.when);
@@ -133,23 +133,37 @@ export function renamedSince(record, event) {
   return (name) => now.slice(shared).reduce(newName, undone.reduce(back, name));
 }
 
-/** Return the class that an answer names, or that an unknown thing looks most like. */
+/** Return the most likely class of a prediction, also if the sample is unknown. */
 export const nearestOf = ({ label, nearest, top }) => label ?? nearest?.class ?? top?.[0]?.class ?? "";
 
-/** Whether an answer says that the sample is unknown. */
+/** Return whether a prediction says that the sample is unknown. */
 export const isUnknown = ({ unknown, label }) => unknown === true || label === null;
 
 /**
- * Return how many of n further samples of a class are held out, so that the share of all is.
- * @param {number} taught - How many of it are in the model, from this browser.
- * @param {number} held - How many of it are held out so far.
+ * Return how many of n new samples of a class to hold out.
+ * @param {number} share - Fraction of all samples of the class that is held out.
+ * @param {number} taught - Number of its samples from this browser that were taught.
+ * @param {number} held - Number of its samples that are held out so far.
+ * @param {number} n - Number of new samples.
  */
 export function countToHold(share, taught, held, n) {
-  const least = taught ? 0 : Math.min(n, 2); // what is unknown is calibrated on classes that came with two at least
+  const least = taught ? 0 : Math.min(n, 2); // novelty is calibrated only on classes taught with two or more samples
   return Math.max(0, Math.min(n - least, Math.floor(share * (taught + held + n) + 1e-9) - held));
 }
 
-/** Return the content of samples as the service takes it, for one kind of model. */
+/** Divide samples into requests. Those of one request share an idempotency key, so that it counts only once. */
+export function divideIntoRequests(samples, atOnce) {
+  const taught = samples.filter((sample) => !sample.held);
+  let key = "";
+  taught.forEach((sample, i) => {
+    if (i % atOnce === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+    sample.waiting = { key, error: "" };
+  });
+  // Held-out samples belong to the last request; without one, they need no request.
+  for (const sample of samples) if (sample.held) sample.waiting = { key: key || "held", error: "" };
+}
+
+/** Return samples as the body of a request, with further fields: settings for "send". */
 export function bodyOf(kind, samples, fields = {}) {
   if (kind === "images") {
     const form = new FormData();
@@ -163,15 +177,15 @@ export function bodyOf(kind, samples, fields = {}) {
   return { json: { [key]: samples.map((sample) => sample.text ?? sample.row), ...fields } };
 }
 
-/** Return samples as the service learns or unlearns them, with a note for the timeline. */
+/** Return the body of a request that teaches or unlearns samples, with a note for the timeline. */
 export function lessonOf(kind, samples, labels) {
   return bodyOf(kind, samples, { labels, note: tally(kind, labels).slice(0, 500) });
 }
 
-/** Return the words of a sample that has no image. */
+/** Return a text or a row of numbers as text. */
 export const wordsOf = (sample) => sample.text ?? sample.row.map((value) => Number(value.toPrecision(4))).join(", ");
 
-/** Return what was typed as samples of a model of texts or features: one per line. */
+/** Return typed lines as samples of a model of texts or features. Raise an error for lines that are no numbers. */
 export function typedSamples(kind, typed) {
   const lines = typed.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
   if (kind === "texts") return lines.map((text) => ({ text }));
@@ -182,14 +196,16 @@ export function typedSamples(kind, typed) {
   });
 }
 
-const FEW = 5;
+const FEW = 5; // samples below which a class is not compared with others
 
 /**
- * Return what people should know about a class beside the others: few samples, or samples that are all alike.
- * @param {string[]} told - What the service said of it after the latest change.
+ * Return warnings about a class: from the service, few samples, or samples that all look alike.
+ * @param {Object} one - The class, as in OpenModel.classes.
+ * @param {Object[]} all - All classes.
+ * @param {string[]} warnings - Warnings of the service after the latest change.
  */
-export function worries(one, all, told) {
-  const found = told.filter((text) => !/fewer than \d+ samples/.test(text)).map(sentence); // said below in other words
+export function worries(one, all, warnings) {
+  const found = warnings.filter((text) => !/fewer than \d+ samples/.test(text)).map(sentence); // see below
   const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
   if (one.count > 0 && middle >= FEW && one.count * 3 < middle) {
@@ -199,7 +215,7 @@ export function worries(one, all, told) {
   return found;
 }
 
-/** Return whether samples are many images of few things: less than a quarter of them look different from all others. */
+/** Return whether samples show few things many times: at most a quarter of the latest look different. */
 function areAlike(samples) {
   const looks = samples.slice(-60).map((sample) => sample.look).filter(Boolean);
   if (looks.length < FEW) return false;
@@ -208,7 +224,7 @@ function areAlike(samples) {
   return different.length <= looks.length / 4;
 }
 
-/** Return those samples that look like one that was taught: they say little about the accuracy. */
+/** Return the samples, as a Set, that look like a taught one. They say little about the accuracy. */
 export function nearCopies(samples, taught) {
   const same = (one, other) => (one.look
     ? other.look !== undefined && difference(one.look, other.look) <= ALIKE

@@ -1,4 +1,4 @@
-/* Download the model, and copy commands that use it. */
+/* Download the model, copy examples of its use, or delete it. */
 
 import { download, modelPath } from "./api.js";
 import { deleteModel } from "./deleting.js";
@@ -15,7 +15,7 @@ export class ShareView {
     this.task = make("select", { id: "task", on: { change: () => this.update() } },
       Object.entries(SNIPPETS).map(([value, { title }]) => make("option", { value }, title)));
     this.codes = make("div.codes");
-    const graph = model.kind === "texts" ? "export.onnx?head_only=true" : "export.onnx"; // no graph begins at words
+    const graph = model.kind === "texts" ? "export.onnx?head_only=true" : "export.onnx"; // ONNX graphs cannot take text
     const saving = (route, ending) => (event) => this.save(event.currentTarget, route, ending);
     this.evg = iconButton("download", "Model file (.evg)", saving("download", ".evg"));
     this.onnx = iconButton("download", "For other programs (.onnx)", saving(graph, ".onnx"));
@@ -69,6 +69,7 @@ export class ShareView {
     });
   }
 
+  /** Download a file of the model. */
   async save(button, route, ending) {
     button.disabled = true;
     button.classList.add("busy");

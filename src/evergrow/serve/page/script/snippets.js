@@ -1,9 +1,9 @@
-/* The same as a command, as Python and with curl. Names are strangers' text: they are quoted for each language. */
+/* Examples of commands, Python and curl for a model. Names are untrusted and are quoted for each language. */
 
 import { modelPath, token } from "./api.js";
 
 const shell = (text) => (/^[\w./:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-// JSON writes strings as Python reads them, apart from characters that a screen would not show.
+// JSON strings are valid in Python. Invisible characters are escaped too.
 const unseen = /[\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g;
 const escaped = (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
 const python = (text) => JSON.stringify(text).replace(unseen, escaped);
@@ -15,7 +15,7 @@ const SAMPLE = {
 };
 const DATA = { images: "folder/", texts: "samples.csv", features: "samples.npz" };
 
-/** Return what can be copied: a title and a function from the model to three texts. */
+/** Examples by name: a title, and a function that returns { command, python, curl } for the result of forSnippets. */
 export const SNIPPETS = {
   predict: { title: "Ask", of: (m) => ({
     command: `evergrow predict ${m.file} ${SAMPLE[m.kind].command} --top 3`,
@@ -59,7 +59,7 @@ export const SNIPPETS = {
   }) },
 };
 
-/** Return the model as snippets need it. */
+/** Return the facts about a model that the examples contain. */
 export function forSnippets(model) {
   const fileName = `${model.name}.evg`;
   const address = `${location.origin}/api/v1${modelPath(model.name)}`;

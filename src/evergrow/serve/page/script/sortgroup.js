@@ -1,4 +1,4 @@
-/* One group of sorted images: a heading that things are dropped on, and small images that are chosen and moved. */
+/* A group of sorted images: a heading that is a drop target, and thumbnails that can be selected and moved. */
 
 import { fill, make } from "./dom.js";
 import { openWindow } from "./dialogs.js";
@@ -21,7 +21,7 @@ export class SortGroup {
     this.listen();
   }
 
-  /** Show these images. */
+  /** Show these items. */
   show(items, least) {
     Object.assign(this, { items, least });
     this.element.hidden = !items.length && !this.group.startsWith("class:");
@@ -65,6 +65,7 @@ export class SortGroup {
     this.giveTabStop();
   }
 
+  /** Return the thumbnail of an item with its prediction. */
   tileOf(item) {
     const answer = answerOf(item, this.group);
     if (!this.tiles.has(item)) {
@@ -99,6 +100,7 @@ export class SortGroup {
     this.from = this.items.indexOf(item);
   }
 
+  /** Begin to drag an item, with the other selected ones. */
   drag(event, item) {
     this.view.dragged = this.view.meant(item);
     event.dataTransfer.effectAllowed = "move";
@@ -140,26 +142,26 @@ export class SortGroup {
       event.preventDefault();
       this.view.toggle(this.items[at]);
     } else if (event.key === "Enter") {
-      event.preventDefault(); // else the same key closes the window again
+      event.preventDefault(); // otherwise the same key press would close the window
       openLarge(this.items[at]);
     }
   }
 
   placeOfFocus() { return [...this.list.children].indexOf(document.activeElement); }
 
-  /** Focus the image that is now at a place, so that going on by key needs no way back. */
+  /** Focus the image at an index, so that keyboard users continue there. */
   focusAt(place) {
     const tiles = this.list.children;
     (tiles[Math.min(place, tiles.length - 1)] ?? this.head).focus();
   }
 
-  /** One image of a group is reached by Tab, the others by arrow keys. */
+  /** Let Tab reach one image of the group, and arrow keys the others. */
   giveTabStop(tile = this.list.children[0]) {
     for (const other of this.list.children) other.tabIndex = other === tile ? 0 : -1;
   }
 }
 
-/** Show an image as large as there is room. */
+/** Show an image in a window. */
 function openLarge(item) {
   const name = item.image.name.split("/").pop();
   openWindow(name, [make("div.large-image", {}, lazyImage(item.image, name, 1024))], { wide: true });

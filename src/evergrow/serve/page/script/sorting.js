@@ -1,28 +1,28 @@
-/* Sorting many images by what they show: a few are read and asked about at a time, and only answers are remembered. */
+/* Sort many images by their predicted class. A few are read at a time; only predictions stay in memory. */
 
 import { pauseAfter } from "./api.js";
 import { contentOf } from "./reading.js";
 import { isUnknown, nearestOf, presentEvent } from "./samples.js";
 
-const AT_ONCE = 24; // images in one question
-const LANES = 2; // questions on their way: at most so many images are unpacked at the same moment
+const AT_ONCE = 24; // images per request
+const LANES = 2; // requests at the same time, which limits the images that are unpacked in memory
 
 export const UNKNOWN = "unknown";
 export const UNSURE = "unsure";
 export const UNREADABLE = "unreadable";
 
-/** Return the group of a class; special groups have names that no class group has. */
+/** Return the group of a class. Its name differs from the names of the special groups. */
 export const groupOf = (name) => `class:${name}`;
 
-/** Return the class of a group; null for what is unknown, unsure or unreadable. */
+/** Return the class of a group; null for the groups of unknown, unsure and unreadable images. */
 export const classOf = (group) => (group.startsWith("class:") ? group.slice(6) : null);
 
 /**
- * Ask about images and note the answers in them.
- * @param {OpenModel} model - What is asked.
- * @param {Array} items - As itemOf makes them.
- * @param {function(Array)} onProgress - Called after every answer with the items that were asked about.
- * @param {AbortSignal} signal - Ends it.
+ * Predict images and store the predictions in their items.
+ * @param {OpenModel} model - The model.
+ * @param {Array} items - Items as returned by itemOf.
+ * @param {function(Array)} onProgress - Called with the items of each request that was answered.
+ * @param {AbortSignal} signal - Stops it.
  */
 export async function askAbout(model, items, onProgress, signal) {
   let next = 0;
@@ -37,6 +37,7 @@ export async function askAbout(model, items, onProgress, signal) {
   await Promise.all(Array.from({ length: LANES }, lane));
 }
 
+/** Predict the items of one request. */
 async function askAboutSome(model, part, signal) {
   const readable = [];
   for (const item of part) {
@@ -50,8 +51,8 @@ async function askAboutSome(model, part, signal) {
   }
   for (let tries = 0; readable.length && !signal.aborted; tries += 1) {
     try {
-      const told = await model.predict(readable.map(({ content }) => content), { signal });
-      readable.forEach(({ item }, i) => note(model, item, told, i));
+      const response = await model.predict(readable.map(({ content }) => content), { signal });
+      readable.forEach(({ item }, i) => note(model, item, response, i));
       return;
     } catch (problem) {
       if (!["busy", "offline"].includes(problem.kind)) throw problem;
@@ -60,18 +61,19 @@ async function askAboutSome(model, part, signal) {
   }
 }
 
+/** Store prediction i of a response in an item. */
 function note(model, item, { answers, measure, revision }, i) {
   const answer = answers[i];
   Object.assign(item, {
     done: true, error: "", label: nearestOf(answer), unknown: isUnknown(answer), revision,
     value: measure === "probability" ? answer.top?.[0]?.value ?? null : null,
-    event: presentEvent(model.record, null), // when the names in it were current
+    event: presentEvent(model.record, null), // the change after which its names were current
   });
 }
 
 /**
- * Return an image as it is sorted. moved is the group that people put it into; sample is what was taught of it; key is
- * its place in this browser's store, none while it is not kept.
+ * Return an image as an item. moved: group to which the user moved it. sample: sample that was taught. key: key in the
+ * store of this browser, null if it is not stored.
  */
 export function itemOf(image, id) {
   return {
@@ -80,7 +82,7 @@ export function itemOf(image, id) {
   };
 }
 
-/** Return the group of an item where answers below a probability are unsure. */
+/** Return the group of an item. Predictions below a probability are unsure. */
 export function placeOf(item, least) {
   if (item.moved) return item.moved;
   if (item.error) return UNREADABLE;
@@ -88,29 +90,30 @@ export function placeOf(item, least) {
   return item.value !== null && item.value < least ? UNSURE : groupOf(item.label);
 }
 
-/** Return what became of a correction. */
+/** Return the state of a correction in words. */
 function stateOf({ taught, sample }) {
   if (!taught) return "Corrected";
   if (!sample?.waiting) return "Taught";
   return sample.waiting.error ? "Not taught" : "Waiting";
 }
 
-/** Return the answer about an item in few words; what is unknown has no percentage. */
+/** Return the prediction of an item in a few words. Unknown images have no percentage. */
 export function answerOf(item, place) {
   if (item.moved) return stateOf(item);
   if (item.error) return item.error;
   if (item.unknown) return `Like ${item.label}?`;
-  const sure = item.value === null ? "" : `${Math.floor(100 * item.value)} %`; // 79.6 is not the 80 that was asked for
+  // Rounded down, so that 79.6 is not shown as the 80 that would be sure.
+  const sure = item.value === null ? "" : `${Math.floor(100 * item.value)} %`;
   return place === UNSURE ? `${sure} ${item.label}?` : sure;
 }
 
 // -- out again -------------------------------------------------------------------------------------------------------
 
-/** Return the table of everything that was sorted, with the columns that the command writes. */
+/** Return a CSV table of all items, with the columns of the command "sort". */
 export function tableOf(items, least) {
   const cell = (text) => {
     const plain = String(text).replace(/[\u0000-\u001f\u007f]/g, " ");
-    const safe = /^[=+\-@]/.test(plain) ? `'${plain}` : plain; // which no spreadsheet takes for a formula
+    const safe = /^[=+\-@]/.test(plain) ? `'${plain}` : plain; // otherwise spreadsheets take it for a formula
     return /[",']/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   };
   const rows = items.filter((item) => item.done).map((item) => {
@@ -124,14 +127,14 @@ export function tableOf(items, least) {
     { type: "text/csv" });
 }
 
-/** Return a name as near to this one as a folder or a file may have on every system. */
+/** Return a similar name that is valid for files and folders on every system. */
 export function fileName(name) {
   const plain = name.normalize("NFC").replace(/[\p{C}<>:"/\\|?*]/gu, "_").trim().replace(/^[.\-~ ]/, "_")
     .slice(0, 120).replace(/[. ]+$/, "") || "_";
   return /^(con|prn|aux|nul|com\d|lpt\d)$/i.test(plain.split(".")[0]) ? `_${plain}` : plain;
 }
 
-/** Return where every image goes in a zip of folders; no two are the same where case does not count. */
+/** Return the path of every image in a zip of folders. Paths are different also without regard to case. */
 export function pathsOf(items, least) {
   const taken = new Set();
   const free = (wanted, ending = "") => {
@@ -140,7 +143,7 @@ export function pathsOf(items, least) {
     taken.add(path.toLowerCase());
     return path;
   };
-  const folders = new Map([UNKNOWN, UNSURE].map((group) => [group, free(group)])); // these names are theirs
+  const folders = new Map([UNKNOWN, UNSURE].map((group) => [group, free(group)])); // they get these names
   return items.filter((item) => item.done && placeOf(item, least) !== UNREADABLE).map((item) => {
     const place = placeOf(item, least);
     if (!folders.has(place)) folders.set(place, free(fileName(classOf(place))));

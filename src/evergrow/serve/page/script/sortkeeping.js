@@ -4,7 +4,7 @@ import { action, fill, icon, make, plural } from "./dom.js";
 import { askFor } from "./dialogs.js";
 import { attempt, confirmDone } from "./notice.js";
 
-/** Return in words what would be lost by a reload; empty if all is kept. */
+/** Return a sentence about images that a reload would lose; "" if there are none. */
 function lossOf({ images, corrections }, total) {
   if (corrections) {
     return `${plural(corrections, "correction")} cannot be kept in this browser. `
@@ -15,11 +15,11 @@ function lossOf({ images, corrections }, total) {
     + "them. Your corrections are kept.";
 }
 
-/** Shows what is kept, and images that were sorted with another model of the same name. */
+/** Shows what is stored, and images that were sorted with another model of the same name. */
 export class KeepingNote {
   /**
-   * @param {SortSet} set - What is kept.
-   * @param {function()} adopted - Called after images of another model were taken in.
+   * @param {SortSet} set - The images.
+   * @param {function()} adopted - Called after images of another model were added.
    */
   constructor(set, adopted) {
     Object.assign(this, { set, adopted });
@@ -65,9 +65,9 @@ export class KeepingNote {
 }
 
 /**
- * Ask before images that are being sorted are removed from this browser.
- * @param {number} images - How many.
- * @param {number} corrections - How many of them were corrected and not taught.
+ * Ask for confirmation and remove images from this browser.
+ * @param {number} images - Number of images.
+ * @param {number} corrections - Number of them that were corrected and not taught.
  * @param {function(): Promise} work - Removes them.
  */
 export function askToDiscard(images, corrections, work) {

@@ -1,9 +1,9 @@
 /*
- * The images that are being sorted with a model: answers, corrections and bytes, kept in this browser until they are
- * taught or discarded. Nothing of it is sent anywhere.
+ * The images that are being sorted with a model, with predictions and corrections. They are stored in this browser
+ * until they are taught or discarded, and are not sent anywhere.
  *
- * Corrections are always kept, and of the other images as many as fit into KEPT_BYTES. Other tabs are told of changes
- * and read them again.
+ * Corrected images are always stored, and of the others as many as fit into KEPT_BYTES. Other tabs get a message after
+ * each change and read the store again.
  */
 
 import { imageFromStore } from "./intake.js";
@@ -11,18 +11,18 @@ import { labelling, presentEvent, renamedSince } from "./samples.js";
 import { classOf, groupOf, itemOf } from "./sorting.js";
 import { dropSorted, isLasting, keepSorted, sortedBytes, sortedOf } from "./store.js";
 
-const KEPT_BYTES = 2 ** 30; // of images that nobody corrected
-const AT_ONCE = 24; // images in one write
-const SETTLED = 300; // milliseconds until answers are written, and until changes of other tabs are read
+const KEPT_BYTES = 2 ** 30; // total size of stored images without a correction
+const AT_ONCE = 24; // images per transaction
+const SETTLED = 300; // milliseconds until predictions are stored, and until changes by other tabs are read
 const KEPT_FIELDS = ["done", "error", "label", "value", "unknown", "moved", "revision", "event"];
 
-const tabs = new BroadcastChannel("evergrow-sort"); // carries names of models whose images changed
-const leftOver = new Map(); // by model name: a promise of items that could not be stored; they last as long as the page
+const tabs = new BroadcastChannel("evergrow-sort"); // messages are names of models whose images changed
+const leftOver = new Map(); // promises of items that could not be stored, by model; they last until the page is closed
 
-/** Whether an item holds work that would be lost with it. */
+/** Return whether an item was corrected and not taught. */
 const isCorrection = (item) => Boolean(item.moved) && !item.taught;
 
-/** Return what tells two models of one name apart: when the model was begun. */
+/** Return the first change of a model as a text. It differs between models of the same name. */
 function birthOf({ history }) {
   const [first] = history;
   return first ? `${first.revision} ${first.when}` : "";
@@ -41,7 +41,7 @@ export class SortSet extends EventTarget {
     signal.addEventListener("abort", () => this.close());
   }
 
-  /** Write what is not written yet, which ends after the page shows something else, and remember the rest. */
+  /** Store what is not stored yet, in the background, and remember items that could not be stored. */
   close() {
     clearTimeout(this.reading);
     clearTimeout(this.timer);
@@ -49,7 +49,7 @@ export class SortSet extends EventTarget {
     leftOver.set(this.model.name, this.flush().then(rest, rest));
   }
 
-  /** Do one thing with the store after the other. */
+  /** Call functions that use the store one after the other. */
   alone(work) {
     const done = this.turn.then(work);
     this.turn = done.catch(() => {});
@@ -58,7 +58,7 @@ export class SortSet extends EventTarget {
 
   // -- what is kept ------------------------------------------------------------------------------------------------
 
-  /** Read what is kept; items whose images were taught or discarded in another tab are gone. */
+  /** Read the store. Items that were taught or discarded in another tab are removed. */
   async load() {
     const rest = await leftOver.get(this.model.name) ?? [];
     leftOver.delete(this.model.name);
@@ -74,6 +74,7 @@ export class SortSet extends EventTarget {
     this.tellSelf();
   }
 
+  /** Update the items from the records in the store, except those with changes that are not stored yet. */
   async read() {
     const records = await sortedOf(this.model.name);
     const born = records.filter(({ birth }) => birth === this.birth);
@@ -98,9 +99,10 @@ export class SortSet extends EventTarget {
 
   async readAll() {
     await this.load();
-    await this.model.refresh(); // the other tab may have taught them
+    await this.model.refresh(); // the other tab may have taught images
   }
 
+  /** Return the item of a stored record. */
   restored(record) {
     const { key, name, size } = record;
     const item = this.newItem(imageFromStore(name, size, () => sortedBytes(key)), record.order);
@@ -113,7 +115,7 @@ export class SortSet extends EventTarget {
     return Object.assign(itemOf(image, this.lastId), { order, birth: this.birth });
   }
 
-  /** Take images in and return them as items. */
+  /** Add images and return their items. */
   add(images) {
     const last = this.items.reduce((most, { order }) => Math.max(most, order), 0);
     const fresh = images.map((image, i) => this.newItem(image, last + 1 + i));
@@ -122,7 +124,7 @@ export class SortSet extends EventTarget {
     return fresh;
   }
 
-  /** Note that items changed: corrections are written at once, answers soon. */
+  /** Store changed items: corrections at once, predictions soon. */
   changed(items) {
     if (!items.length) return;
     for (const item of items) this.dirty.add(item);
@@ -131,12 +133,13 @@ export class SortSet extends EventTarget {
     else this.timer = setTimeout(() => void this.flush(), SETTLED);
   }
 
-  /** Write everything that changed. */
+  /** Store all changed items. */
   flush() {
     this.writing ??= this.write().finally(() => { this.writing = null; });
     return this.writing;
   }
 
+  /** Store changed items in parts, then tell other tabs and this page. */
   async write() {
     let wrote = false;
     for (let part = this.nextPart(); part.length; part = this.nextPart()) {
@@ -147,7 +150,7 @@ export class SortSet extends EventTarget {
     this.tellSelf();
   }
 
-  /** Return what is written next: corrections before anything else. */
+  /** Return the items that are stored next: corrections first, then others while there is room. */
   nextPart() {
     const present = [...this.dirty].filter((item) => !item.gone && !item.taught);
     const corrections = present.filter(isCorrection);
@@ -161,11 +164,11 @@ export class SortSet extends EventTarget {
       room -= needed;
       part.push(item);
     }
-    if (!part.length) this.dirty.clear(); // there is no room for what is left
+    if (!part.length) this.dirty.clear(); // no room for the others
     return part;
   }
 
-  /** Write items; where that fails, each alone, so that one file that cannot be read keeps no other out. */
+  /** Store items. If that fails, store each alone, since one file may be unreadable. Return whether any was stored. */
   async writeSome(items) {
     const part = items.filter((item) => !item.gone && !item.taught);
     if (!part.length) return false;
@@ -186,7 +189,7 @@ export class SortSet extends EventTarget {
     }
   }
 
-  /** Make room for a correction by letting go of the bytes of images that nobody corrected. */
+  /** Store a correction after removing images without a correction from the store. They stay in memory. */
   async writeWithLessRoom(item, error) {
     this.refused.add(item);
     if (error.kind !== "full") return false;
@@ -200,12 +203,14 @@ export class SortSet extends EventTarget {
     return this.writeSome([item]);
   }
 
+  /** Note that an item was stored under a key. */
   wrote(item, key) {
     this.refused.delete(item);
     if (item.key === null && !item.moved) this.keptBytes += item.image.size;
     item.key = key;
   }
 
+  /** Return the record of an item for the store. */
   recordOf(item) {
     const { key, order } = item;
     const { name, size } = item.image;
@@ -216,13 +221,13 @@ export class SortSet extends EventTarget {
 
   isSaved(item) { return item.key !== null && !this.dirty.has(item); }
 
-  /** Whether work would be lost if the page were closed now. */
+  /** Return whether corrections would be lost if the page were closed now. */
   isAtRisk() {
     const corrections = this.items.filter(isCorrection);
     return corrections.some((item) => !isLasting() || !this.isSaved(item) || this.refused.has(item));
   }
 
-  /** Return how many images, and how many corrections, a reload would lose. */
+  /** Return the numbers of images and of corrections that a reload would lose. */
   unkept() {
     const settled = this.items.filter((item) => !item.taught && !this.dirty.has(item));
     const lost = settled.filter((item) => !isLasting() || item.key === null || this.refused.has(item));
@@ -231,13 +236,13 @@ export class SortSet extends EventTarget {
 
   // -- taught and discarded ----------------------------------------------------------------------------------------
 
-  /** Note that items were taught: samples are what was taught of each. */
+  /** Note that items were taught, as these samples. */
   async taught(items, samples) {
     items.forEach((item, i) => Object.assign(item, { taught: true, sample: samples[i] }));
     await this.dropTaught(items);
   }
 
-  /** Remove items that were taught from the store; they stay on the page until that is closed. */
+  /** Remove taught items from the store. They stay on the page until it is closed. */
   async dropTaught(items) {
     await this.alone(async () => {
       const taught = items.filter((item) => item.taught);
@@ -253,7 +258,7 @@ export class SortSet extends EventTarget {
     this.tellOthers();
   }
 
-  /** Remove everything from this browser. */
+  /** Remove all items, also from the store. */
   async discard() {
     const { items } = this;
     this.removeFromList(items);
@@ -264,6 +269,7 @@ export class SortSet extends EventTarget {
     this.tellSelf();
   }
 
+  /** Remove items from the page. */
   removeFromList(items) {
     const gone = new Set(items);
     for (const item of gone) {
@@ -281,7 +287,7 @@ export class SortSet extends EventTarget {
     this.tellOthers();
   }
 
-  /** Sort images of another model of this name with this one; corrections stay. */
+  /** Sort images of another model of this name with this one. Corrections stay. */
   async adoptStrangers() {
     const event = presentEvent(this.model.record, null);
     const fresh = { birth: this.birth, done: false, error: "", label: "", value: null, unknown: false, event };
@@ -293,8 +299,8 @@ export class SortSet extends EventTarget {
   // -- changes of the model ----------------------------------------------------------------------------------------
 
   /**
-   * Bring names of classes up to date after a change of the model, by whomever.
-   * @returns {Array} Items whose answer names a class that is gone: they are to be asked about again.
+   * Update names of classes in all items after a change of the model by any client.
+   * @returns {Array} Items whose predicted class is gone. They must be predicted again.
    */
   follow() {
     const { record } = this.model;
@@ -332,25 +338,25 @@ export class SortSet extends EventTarget {
   tellSelf() { this.dispatchEvent(new Event("change")); }
 }
 
-/** Take over the fields of a record. */
+/** Copy the fields of a record into an item. Return the item. */
 function take(item, record) {
   for (const field of KEPT_FIELDS) item[field] = record[field];
   return item;
 }
 
-/** An item that was taught lies in the class of its sample; once that is undone it lies where the answer puts it. */
+/** Move a taught item to the class of its sample; if the sample was undone, to its predicted group. */
 function followSample(item, label) {
   item.taught = label !== null;
   item.moved = label === null ? null : groupOf(label);
 }
 
-/** Let an image refer to its bytes themselves: its place in the store is about to go. */
+/** Let an image refer to its contents directly, since it will be removed from the store. */
 async function hold(image) {
   const bytes = await image.stored();
   Object.assign(image, imageFromStore(image.name, image.size, async () => bytes));
 }
 
-/** Hold the bytes of an image in memory, so that the store has room for others. */
+/** Copy the contents of an image into memory, so that they can be removed from the store. */
 async function holdInMemory(image) {
   const { blob, ...rest } = await image.stored();
   const bytes = { ...rest, blob: new Blob([await blob.arrayBuffer()], { type: blob.type }) };

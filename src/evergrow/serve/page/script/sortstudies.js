@@ -9,12 +9,12 @@ import { bodyOf } from "./samples.js";
 import { groupOf } from "./sorting.js";
 import { MOST, openGroups } from "./unlabelled.js";
 
-const COMPARED = 100; // known images beside which groups of unknown ones are found
+const COMPARED = 100; // known images that are sent too, so that their similarity sets the size of groups
 
-/** How many unknown images are grouped at once. */
+/** Maximum number of unknown images that are grouped at once. */
 export const MOST_GROUPED = MOST - COMPARED;
 
-/** Show unknown images in groups; one that is given a name is moved there and taught. */
+/** Show groups of similar unknown images. A group that gets a name is moved to that class and taught. */
 export function groupUnknown(view) {
   return attempt(view.problems, async () => {
     view.group.disabled = true;
@@ -57,7 +57,7 @@ export function compareWithTaught(view) {
   });
 }
 
-/** Return in words whether images look like what was taught. */
+/** Return a sentence about whether images look like the taught ones. */
 function driftIn({ classes }) {
   const changed = classes.filter((one) => one.changed).map((one) => one.name);
   const tested = plural(classes.length, "class", "classes");

@@ -19,19 +19,19 @@ import { compareWithTaught, groupUnknown, MOST_GROUPED } from "./sortstudies.js"
 import { groupWords } from "./unlabelled.js";
 import { packedBlob, zipOf } from "./zip.js";
 
-const LEAST = 80; // percent from which an answer counts as sure, as for the command
-const REDRAW = 250; // milliseconds between two looks at what was answered
-const FEW = 12; // groups that are open by themselves
-const LEAST_COMPARED = 20; // images from which on they are compared with what was taught
+const LEAST = 80; // percent from which on a prediction is sure, as in the command
+const REDRAW = 250; // milliseconds between updates while predictions arrive
+const FEW = 12; // number of groups up to which all are open at first
+const LEAST_COMPARED = 20; // number of images from which on drift can be tested
 const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
 
-/** What people look at first: what they moved, then the least sure. */
+/** Order of items in a group: moved ones first, then the least certain. */
 const urgency = ({ moved, value }) => (moved ? -1 : value ?? 0);
 
 export class SortView {
   constructor(model) {
     Object.assign(this, { model, shown: false, groups: new Map(), selected: new Set(), running: null });
-    this.stopped = false; // by a person: then nothing is asked about until somebody wants it
+    this.stopped = false; // by the user; predictions then wait until the user continues
     this.set = new SortSet(model);
     this.keeping = new KeepingNote(this.set, () => this.goOn());
     this.problems = make("div.problems");
@@ -57,7 +57,7 @@ export class SortView {
 
   get items() { return this.set.items; }
 
-  /** Show what this browser kept since the last visit. */
+  /** Show the images that are stored in this browser. */
   load() {
     return attempt(this.problems, async () => {
       await this.set.load();
@@ -65,14 +65,14 @@ export class SortView {
     });
   }
 
-  /** Bring everything in line with the model after a change of it, by whomever. */
+  /** Update everything after a change of the model by any client. */
   follow() {
-    for (const item of this.set.follow()) item.done = false; // the class that it was taken for is gone
+    for (const item of this.set.follow()) item.done = false; // its predicted class is gone
     this.arrange();
     this.goOn();
   }
 
-  /** Ask about images that have no answer, unless a person stopped that. */
+  /** Predict images that have no prediction, unless the user stopped it. */
   goOn() {
     if (this.running || this.stopped || !this.model.isReady) return;
     const waiting = this.items.filter((item) => !item.done);
@@ -83,6 +83,7 @@ export class SortView {
 
   // -- what is above the images ------------------------------------------------------------------------------------
 
+  /** Return the panel with ways to bring images. */
   startPanel() {
     const take = (coming) => this.take(coming);
     const folder = chooser({ webkitdirectory: true, id: "sort-folder" }, take);
@@ -96,6 +97,7 @@ export class SortView {
         iconButton("image", "Choose a zip or images", () => files.click()), files));
   }
 
+  /** Return the controls for all images: threshold, predict, teach, download, discard. */
   toolbar() {
     this.progress = make("progress", { aria: { label: "Images sorted" }, value: 0 });
     this.state = make("p.soft", { role: "status" });
@@ -120,6 +122,7 @@ export class SortView {
       make("div.row", {}, this.teach, this.group, this.compare, this.again, this.table, this.zip, discard));
   }
 
+  /** Return the controls for selected images. */
   selectionBar() {
     this.chosen = make("span", { role: "status" });
     const name = make("input", {
@@ -136,6 +139,7 @@ export class SortView {
     iconButton("close", "Choose none", () => this.select([]), { quiet: true }));
   }
 
+  /** Show progress and counts, and enable the buttons that can be used now. */
   showState() {
     const { items, running } = this;
     const done = items.filter((item) => item.done).length;
@@ -163,7 +167,7 @@ export class SortView {
     this.table.disabled = this.zip.disabled = !done;
   }
 
-  /** Whether the answer about an item is missing, or of another state of the model. */
+  /** Return whether the prediction of an item is missing or of an earlier state of the model. */
   isOutdated(item) {
     if (item.moved) return false;
     return !item.done || !item.error && item.revision !== this.model.record.revision;
@@ -171,7 +175,7 @@ export class SortView {
 
   // -- in, and asked about -----------------------------------------------------------------------------------------
 
-  /** Sort what was dropped or chosen; what is there already stays. */
+  /** Sort dropped or chosen images, in addition to those that are there. */
   take(coming) {
     return attempt(this.problems, async () => {
       const { images } = await coming;
@@ -185,7 +189,7 @@ export class SortView {
     });
   }
 
-  /** Ask about images, and about those that the last questions did not come to. */
+  /** Predict images, and those that are left from earlier requests. */
   async run(items) {
     const left = this.running ? this.items.filter((item) => !item.done) : [];
     const asked = [...new Set([...left, ...items])];
@@ -207,12 +211,13 @@ export class SortView {
     if (!running.signal.aborted) announce(this.state.textContent);
   }
 
+  /** Note that items were predicted, and update the groups soon. */
   answered(items) {
     this.set.changed(items.filter((item) => item.done && !item.gone));
     this.timer ??= setTimeout(() => { this.timer = null; this.arrange(); }, REDRAW);
   }
 
-  /** Put every image into its group and show the groups: what is to be checked first, then the classes. */
+  /** Put every image into its group and show the groups: those to check first, then the classes. */
   arrange() {
     const places = new Map([UNSURE, UNKNOWN, UNREADABLE].map((group) => [group, []]));
     for (const { name } of this.model.classes) places.set(groupOf(name), []);
@@ -254,7 +259,7 @@ export class SortView {
 
   // -- corrected ---------------------------------------------------------------------------------------------------
 
-  /** Choose images; what is done next is done to them. */
+  /** Select images for the next action. */
   select(items) {
     this.selected = new Set(items);
     this.choice.hidden = !items.length;
@@ -262,15 +267,17 @@ export class SortView {
     for (const group of this.groups.values()) group.showSelection();
   }
 
+  /** Select an item, or end its selection. */
   toggle(item) {
     const next = new Set(this.selected);
     if (!next.delete(item)) next.add(item);
     this.select([...next]);
   }
 
-  /** Return what a drag or a key is about: the chosen images if this is one of them, else this one. */
+  /** Return the items of an action on one: all selected ones if it is selected, otherwise only this one. */
   meant(item) { return this.selected.has(item) ? [...this.selected] : [item]; }
 
+  /** Move items to a group. */
   move(items, group) {
     if (group === UNSURE || group === UNREADABLE) return;
     const readable = items.filter((item) => !item.error);
@@ -281,7 +288,7 @@ export class SortView {
     announce(`${plural(readable.length, "image")} moved to ${TITLES[group] ?? classOf(group)}`);
   }
 
-  /** Ask for the class of images by name. */
+  /** Ask for the name of a class and move images there. */
   askMove(items) {
     const name = make("input", { required: true, maxLength: 200, autocomplete: "off", list: "known-classes" });
     askFor({
@@ -309,16 +316,19 @@ export class SortView {
     group.focusAt(place);
   }
 
+  /** Return the group and index of the focused image, to focus it again after an update. */
   focusPlace() {
     const group = [...this.groups.values()].find((one) => one.element.contains(document.activeElement));
     return { group, place: group?.placeOfFocus() ?? -1 };
   }
 
+  /** Return the item of the focused image. */
   focused() {
     const { group, place } = this.focusPlace();
     return group?.items[place] ?? null;
   }
 
+  /** Return the items that were moved to a class and not taught. */
   corrections() {
     return this.items.filter((item) => item.moved && classOf(item.moved) && !item.taught);
   }
@@ -331,7 +341,7 @@ export class SortView {
     return attempt(this.problems, () => this.teachItems(this.corrections()));
   }
 
-  /** Teach items as the classes they were moved to, and return whether that was done. */
+  /** Teach items as the classes to which they were moved. Return false if the user cancelled. */
   async teachItems(items) {
     this.teach.disabled = true;
     try {
@@ -353,9 +363,10 @@ export class SortView {
     }
   }
 
-  /** Return what stands for an image that was not taught because it was taught before. */
+  /** Return a stand-in for the sample of an image that was taught before and is not taught again. */
   copyOf(label) { return { isCopy: true, events: [presentEvent(this.model.record, label)] }; }
 
+  /** Save a zip with one folder per group and a table. */
   saveZip() {
     return attempt(this.problems, async () => {
       this.zip.disabled = true;

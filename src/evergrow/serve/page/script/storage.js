@@ -1,6 +1,6 @@
-/* The browser's small storages, or memory where the browser forbids them. */
+/* Storages for short texts (Web Storage), in memory if the browser forbids them. */
 
-/** Return a storage of the browser; one in memory if the browser refuses access. */
+/** Return the storage that "find" returns, or one in memory if the browser refuses access. */
 function storageOrMemory(find) {
   try {
     const storage = find();
@@ -16,8 +16,8 @@ function storageOrMemory(find) {
   }
 }
 
-/** Lasts until the tab is closed. */
+/** Storage that lasts until the tab is closed. */
 export const tabStorage = storageOrMemory(() => sessionStorage);
 
-/** Lasts until the user clears it. */
+/** Storage that lasts until the user clears it. */
 export const lastingStorage = storageOrMemory(() => localStorage);

@@ -1,8 +1,8 @@
 /*
- * What this browser keeps: samples, images that are being sorted, and a few settings of each model.
+ * The browser's store (IndexedDB): samples, images that are being sorted, and settings of each model.
  *
- * Nothing of it is sent anywhere. If the browser forbids IndexedDB, everything is kept in memory until the page is
- * closed; the event "memory-only" of the document says so.
+ * None of it is sent anywhere. If the browser forbids IndexedDB, everything stays in memory until the page is closed,
+ * and the document gets the event "memory-only".
  */
 
 const NAME = "evergrow";
@@ -12,15 +12,15 @@ const OLD_TAB = "An older version of this page is open in another tab. Close tha
 let opening = null;
 let memory = null;
 let full = false;
-let lastUnkept = -(2 ** 40); // ids of samples that the store has no room for, counted downwards
+let lastUnkept = -(2 ** 40); // the latest id of a sample that the store had no room for; ids count down
 
-/** Whether there was no room for samples. */
+/** Whether the store had no room for some samples. */
 export const isFull = () => full;
 
-/** Whether what is kept is still there after a reload. */
+/** Whether the store survives a reload. */
 export const isLasting = () => memory === null;
 
-/** An object store in memory, with the few methods that this module uses. */
+/** A replacement for an IDBObjectStore, in memory, with the methods that this module uses. */
 class MemoryStore {
   constructor(keyPath) {
     this.keyPath = keyPath;
@@ -46,6 +46,7 @@ class MemoryStore {
   }
 }
 
+/** Keep everything in memory from now on. */
 function useMemory() {
   memory ??= {
     samples: new MemoryStore("id"), models: new MemoryStore("name"), sorted: new MemoryStore("key"),
@@ -54,6 +55,7 @@ function useMemory() {
   document.dispatchEvent(new CustomEvent("memory-only"));
 }
 
+/** Create the object stores of the current version; "from" is the version that the browser has. */
 function upgrade(database, from) {
   if (from < 1) {
     const samples = database.createObjectStore("samples", { keyPath: "id", autoIncrement: true });
@@ -62,9 +64,10 @@ function upgrade(database, from) {
   }
   const sorted = database.createObjectStore("sorted", { keyPath: "key", autoIncrement: true });
   sorted.createIndex("model", "model");
-  database.createObjectStore("sortedBytes"); // apart, so that an answer is noted without writing the image again
+  database.createObjectStore("sortedBytes"); // separate, so that storing an answer does not write the image again
 }
 
+/** Return the database. Opened at the first call. */
 function open() {
   opening ??= new Promise((resolve, reject) => {
     const request = indexedDB.open(NAME, VERSION);
@@ -85,6 +88,7 @@ function open() {
   return opening;
 }
 
+/** Return the database, or null if everything stays in memory. */
 async function opened() {
   if (memory) return null;
   try {
@@ -97,15 +101,18 @@ async function opened() {
   }
 }
 
-/** Return an error in words that people can act on. */
+/** Return an error with a message for people. Its kind is "full" if there is no room. */
 function inWords(error) {
   if (error?.name !== "QuotaExceededError") return error ?? new Error("The browser could not keep this.");
   return Object.assign(new Error(FULL), { kind: "full" });
 }
 
 /**
- * Run one transaction over stores; it is all done or not at all.
- * @param {string[]} names - Of the stores, which are handed to the work in this order.
+ * Run a transaction: all of its changes are made, or none.
+ * @param {string[]} names - Names of the object stores.
+ * @param {"readonly"|"readwrite"} mode - Mode of the transaction.
+ * @param {function(...Object): *} work - Called with the stores, in this order.
+ * @returns {Promise} The result of the request that "work" returned, if it returned one.
  */
 async function within(names, mode, work) {
   const database = await opened();
@@ -120,7 +127,7 @@ async function within(names, mode, work) {
   });
 }
 
-/** Write to stores and return whether there was room; if there was none, an event of the document says so. */
+/** Write to stores and return whether there was room. Without room, the document gets the event "store-full". */
 async function withinRoom(names, work) {
   try {
     await within(names, "readwrite", (...stores) => { work(...stores); });
@@ -135,17 +142,17 @@ async function withinRoom(names, work) {
 
 // -- samples ---------------------------------------------------------------------------------------------------------
 
-/** Return all samples of a model. */
+/** Return the stored samples of a model. */
 export function samplesOf(model) {
   return within(["samples"], "readonly", (store) => store.index("model").getAll(model));
 }
 
 /**
- * Keep new samples and give each its id, or write changed ones again. Without room for them they last until the page is
- * closed, and the event "store-full" of the document says so: teaching goes on.
+ * Store new or changed samples, and set the id of new ones. Without room they last until the page is closed; they can
+ * still be taught, and the document gets the event "store-full".
  */
 export async function keep(samples) {
-  const ours = samples.filter((one) => !one.keptId); // the server keeps the others
+  const ours = samples.filter((one) => !one.keptId); // the others are stored on the server
   const requests = [];
   const done = await withinRoom(["samples"], (store) => {
     for (const one of ours) requests.push(store.put(plain(one)));
@@ -159,25 +166,26 @@ export async function keep(samples) {
   }
 }
 
-/** Drop samples for good. */
+/** Delete samples from the store. */
 export function drop(samples) {
   return within(["samples"], "readwrite", (store) => { for (const one of samples) store.delete(one.id); });
 }
 
+/** Return the fields of a sample that are stored. */
 function plain(sample) {
-  const { address, ...kept } = sample; // the address of an image lives as long as the page
+  const { address, ...kept } = sample; // an object URL, which is valid until the page is closed
   if (kept.id === undefined) delete kept.id;
   return kept;
 }
 
 // -- images that are being sorted ------------------------------------------------------------------------------------
 
-/** Return the records of all images that are being sorted with a model, without their bytes. */
+/** Return the records of all images that are being sorted with a model, without their contents. */
 export function sortedOf(model) {
   return within(["sorted"], "readonly", (store) => store.index("model").getAll(model));
 }
 
-/** Return how many images are being sorted with each model: a map of names to counts. */
+/** Return the number of images that are being sorted, by name of the model, as a Map. */
 export async function sortedCounts() {
   const records = await within(["sorted"], "readonly", (store) => store.getAll());
   const counts = new Map();
@@ -186,8 +194,9 @@ export async function sortedCounts() {
 }
 
 /**
- * Write records of images that are being sorted.
- * @param {Array<{record: Object, bytes: Object|null}>} entries - The bytes of new records; null keeps those there are.
+ * Store records of images that are being sorted.
+ * @param {Array<{record: Object, bytes: Object|null}>} entries - Records with their contents, as in "sortedBytes".
+ *   Null leaves the stored contents as they are.
  * @returns {Promise<number[]>} The keys of the records.
  */
 export async function keepSorted(entries) {
@@ -205,14 +214,14 @@ export async function keepSorted(entries) {
   return requests.map((request) => request.result);
 }
 
-/** Return how the bytes of an image lie in the store: blob, method, size and crc, as in a zip. */
+/** Return the stored contents of an image, packed as in a zip: blob, method, size and crc. */
 export async function sortedBytes(key) {
   const bytes = await within(["sortedBytes"], "readonly", (store) => store.get(key));
   if (!bytes) throw new Error("It was taught or discarded in another tab");
   return bytes;
 }
 
-/** Drop images that are being sorted. */
+/** Delete images that are being sorted, by their keys. */
 export function dropSorted(keys) {
   return within(["sorted", "sortedBytes"], "readwrite", (records, bytes) => {
     for (const key of keys) {
@@ -224,7 +233,7 @@ export function dropSorted(keys) {
 
 // -- models ----------------------------------------------------------------------------------------------------------
 
-/** Drop everything that is kept of a model. */
+/** Delete everything that is stored for a model. */
 export async function dropModel(name) {
   await drop(await samplesOf(name));
   await dropSorted((await sortedOf(name)).map(({ key }) => key));
@@ -233,12 +242,17 @@ export async function dropModel(name) {
 
 const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [], imported: [] };
 
-/** Return the settings of a model: order of its cards, cards without samples, share that is held out, large imports. */
+/**
+ * Return the settings of a model.
+ * @returns {Promise<Object>} name; order: names of classes in the order of their cards; empty: classes without samples;
+ *   share: fraction held out for testing; collapsed: classes whose card is collapsed; imported: marks of the images of
+ *   large imports.
+ */
 export async function settingsOf(name) {
   return { name, ...DEFAULTS, ...(await within(["models"], "readonly", (store) => store.get(name))) };
 }
 
-/** Keep the settings of a model. */
+/** Store the settings of a model. */
 export function keepSettings(settings) {
   return withinRoom(["models"], (store) => store.put(settings));
 }

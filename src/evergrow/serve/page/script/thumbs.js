@@ -1,9 +1,9 @@
-/* Samples as small images, or as lines of text where they are no images. */
+/* Samples as thumbnails, or as lines of text if they are not images. */
 
 import { icon, make } from "./dom.js";
 import { wordsOf } from "./samples.js";
 
-/** Return an image of a sample, or its words. */
+/** Return an element with the image of a sample, or its text. */
 export function looks(sample, describe) {
   if (!sample.blob) return make("span.said", { title: wordsOf(sample) }, wordsOf(sample));
   sample.address ??= URL.createObjectURL(sample.blob);
@@ -12,9 +12,9 @@ export function looks(sample, describe) {
 
 /**
  * Return a sample as an entry of a list.
- * @param {Object} sample - What to show.
- * @param {string} describe - What it is, for screen readers.
- * @param {Array<{icon: string, words: string, work: function}>} actions - What can be done with it.
+ * @param {Object} sample - The sample.
+ * @param {string} describe - Description for screen readers.
+ * @param {Array<{icon: string, words: string, work: function}>} actions - Buttons on it.
  */
 export function thumb(sample, describe, actions = []) {
   const described = sample.held ? `${describe}, for testing` : describe;

@@ -27,8 +27,8 @@ export class TimelineView {
     fill(this.list, changes.map((change, i) => {
       const why = i === 0 ? "" : whyNot(change, record, changes);
       const target = changes.find((one) => one.revision === change.revision && !isStep(one));
-      const words = change.what === "rollback" && target ? `Went back to: ${told(target, record.kind)}`
-        : told(change, record.kind);
+      const words = change.what === "rollback" && target ? `Went back to: ${inWords(target, record.kind)}`
+        : inWords(change, record.kind);
       const about = [when(change.when), ...(change.note && !isTally(change) && !isStep(change) ? [change.note] : [])];
       const back = !why && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change, words));
       if (back) back.setAttribute("aria-label", `Go back to here: ${words}, ${when(change.when)}`);
@@ -48,7 +48,7 @@ export class TimelineView {
   }
 }
 
-/** Return why the model cannot go back to a change; empty where it can. */
+/** Return why the model cannot go back to a change; "" if it can. */
 function whyNot(change, record, changes) {
   if (change.what === "rollback") return "This was an undo: go back to the change that it names";
   if (change.what === "redo") return "This was a redo: go back to the change that it restored";
@@ -61,12 +61,12 @@ function whyNot(change, record, changes) {
 
 const isStep = ({ what }) => what === "rollback" || what === "redo";
 
-/** Whether the note of a change is the page's own, which says what was taught. */
+/** Return whether the note of a change was written by this page and lists the samples. */
 const isTally = ({ what, note }) => ["fit", "update", "unlearn"].includes(what)
   && /^[\d,]+ (image|text|row)s? of /.test(note);
 
 /** Return a change in words. */
-export function told({ what, samples, classes, names = {}, note = "" }, kind) {
+export function inWords({ what, samples, classes, names = {}, note = "" }, kind) {
   const more = classes.length > 4 ? ` and ${classes.length - 4} more` : "";
   const listed = classes.slice(0, 4).join(", ") + more;
   const renamed = Object.entries(names).map(([old, name]) => `${old} to ${name}`).join(", ");
@@ -92,6 +92,7 @@ export function told({ what, samples, classes, names = {}, note = "" }, kind) {
   return words[what] ?? `${what}: ${n}`;
 }
 
+/** Return a time in words. */
 function when(text) {
   const at = new Date(text);
   return Number.isNaN(at.getTime()) ? text : at.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });

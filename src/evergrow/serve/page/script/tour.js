@@ -1,4 +1,4 @@
-/* Three steps on the first visit; they can be had again, and stand in nobody's way. */
+/* A tour of three steps, shown on the first visit. It can be skipped and opened again. */
 
 import { action, fill, make } from "./dom.js";
 import { lastingStorage } from "./storage.js";
@@ -13,7 +13,7 @@ const STEPS = [
     + "folders."],
 ];
 
-/** Show the tour where nobody has seen or closed it in this browser. */
+/** Show the tour unless it was closed in this browser before. */
 export function showTour() {
   if (lastingStorage.getItem(SEEN) === null) openTour();
 }
@@ -42,7 +42,7 @@ function openTour() {
     tour.querySelector(".primary").focus({ preventScroll: true });
   };
   tour.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
-  addEventListener("hashchange", () => tour.remove(), { once: true }); // a model was opened: that is beginning too
+  addEventListener("hashchange", () => tour.remove(), { once: true }); // the user has opened a model
   document.getElementById("main").append(tour);
   show(0);
 }

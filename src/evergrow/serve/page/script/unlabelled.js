@@ -6,9 +6,9 @@ import { meantName, openWindow } from "./dialogs.js";
 import { attempt, confirmDone } from "./notice.js";
 import { bodyOf, changesThatHold, countOf } from "./samples.js";
 
-const SHOWN = 12; // of a group
+const SHOWN = 12; // images shown of a group
 
-/** Return the words of a button that groups unknown things, of which so many are grouped at once. */
+/** Return the words of a button that groups unknown samples, of which at most so many are grouped at once. */
 export function groupWords(n, most) {
   return n > most ? `Group ${most} of ${n.toLocaleString("en")} unknown ones` : `Group the ${n} unknown ones`;
 }
@@ -16,7 +16,7 @@ export function groupWords(n, most) {
 /** Maximum number of samples per request. */
 export const MOST = 500;
 
-/** Return the ids of queued samples, the most helpful first, without near-duplicates. */
+/** Return the ids of suggested samples of the queue, the most useful first, without near-duplicates. */
 export async function suggested(model, samples) {
   const asked = samples.slice(0, MOST);
   const { order } = await ask(`${model.path}/suggest`, bodyOf(model.kind, asked, { n: asked.length }));
@@ -34,12 +34,12 @@ export async function learnUnlabelled(model, samples) {
   confirmDone(`Learned from ${countOf(model.kind, answer.change.samples)} without labels.${left}`);
 }
 
-/** Whether the model holds anything that it learned without labels. */
+/** Return whether the model still has samples that it learned without labels. */
 export function hasGuesses(history) {
   return changesThatHold(history).findLast(({ what }) => what.endsWith("unlabelled"))?.what === "unlabelled";
 }
 
-/** Take out everything that was learned without labels. */
+/** Unlearn everything that was learned without labels. */
 export async function forgetUnlabelled(model) {
   const settings = { json: {}, match: model.record.etag, once: crypto.randomUUID?.() };
   await model.follow(await ask(`${model.path}/forget-unlabelled`, settings));
@@ -47,15 +47,15 @@ export async function forgetUnlabelled(model) {
 }
 
 /**
- * Show unknown things in groups of like ones. A group that is given a name is learned as a class.
- * @param {OpenModel} model - What finds the groups.
- * @param {Array<{content: Object, isUnknown: boolean, look: function(): HTMLElement}>} things - What is unknown, and
- *   some things that are not: how alike those of one class are says how alike those of a group should be.
- * @param {function(number[], string): Promise} learn - Teaches some of them, by their places, under a name.
+ * Show groups of similar unknown samples in a window. A group that gets a name is learned as a class.
+ * @param {OpenModel} model - The model.
+ * @param {Array<{content: Object, isUnknown: boolean, look: function(): HTMLElement}>} things - Unknown samples, and
+ *   some known ones, whose similarity within a class sets how similar the samples of a group must be.
+ * @param {function(number[], string): Promise} learn - Teaches samples, by their indices, under a name.
  */
 export async function openGroups(model, things, learn) {
   const asked = things.slice(0, MOST);
-  const unknown = [...asked.keys()].filter((i) => asked[i].isUnknown); // also those that people moved there
+  const unknown = [...asked.keys()].filter((i) => asked[i].isUnknown); // also those moved to Unknown
   const contents = asked.map(({ content }) => content);
   const { groups } = await ask(`${model.path}/groups`, bodyOf(model.kind, contents, { unknown }));
   const place = make("div.stack");
@@ -67,6 +67,7 @@ export async function openGroups(model, things, learn) {
   return dialog;
 }
 
+/** Return a group with a form to name it. */
 function groupForm(members, i, asked, model, learn) {
   const problems = make("div.problems");
   const name = make("input", {

@@ -1,19 +1,21 @@
-/* Reading and writing zips in the browser; those that come are strangers', and everything in them has an end. */
+/* Read and write zips. Zips are untrusted, so sizes are limited. */
 
 const END = 0x06054b50;
 const END_64 = 0x06064b50;
 const FINDS_END_64 = 0x07064b50;
 const ENTRY = 0x02014b50;
 const LOCAL = 0x04034b50;
-const FULL = 0xffffffff; // stands for a number that is too large for its field and is written elsewhere
-const MOST_BYTES = 60 * 2 ** 20; // of one file once unpacked
+const FULL = 0xffffffff; // in a field: the number is too large for it and is in the zip64 fields
+const MOST_BYTES = 60 * 2 ** 20; // size of an unpacked file
+const MOST_COMMENT = 65_557; // size of the end record with the longest comment
 const MOST_DIRECTORY = 512 * 2 ** 20;
 
 // -- reading ---------------------------------------------------------------------------------------------------------
 
 /**
- * Return the files of a zip without folders, hidden files and what other systems leave behind.
- * @returns {Promise<Array>} As {name, size, crc, read, packed}: what a file holds, and how it lies in the zip.
+ * Return the files of a zip, without folders, hidden files and files of macOS.
+ * @returns {Promise<Array>} As { name, size, crc, read, packed }. read() returns the unpacked contents, and packed()
+ *   the entry as { blob, method, size, crc }.
  */
 export async function entriesOf(zip) {
   const { count, size, start } = await endOf(zip);
@@ -36,9 +38,9 @@ export async function entriesOf(zip) {
   return found;
 }
 
-/** Find the directory of a zip: how many entries it has, and where it lies. */
+/** Find the directory of a zip. Return { count, size, start }: its entries, its bytes and where it starts. */
 async function endOf(zip) {
-  const from = Math.max(0, zip.size - 65_557);
+  const from = Math.max(0, zip.size - MOST_COMMENT);
   const tail = new DataView(await zip.slice(from).arrayBuffer());
   let end = tail.byteLength - 22;
   while (end >= 0 && tail.getUint32(end, true) !== END) end -= 1;
@@ -54,6 +56,7 @@ async function endOf(zip) {
   return { count, size, start };
 }
 
+/** Return the entry at a position of the directory. */
 function entryAt(view, at) {
   const [names, extra, comment] = [28, 30, 32].map((offset) => view.getUint16(at + offset, true));
   const length = 46 + names + extra + comment;
@@ -76,7 +79,7 @@ function entryAt(view, at) {
   return entry;
 }
 
-/** Fill in the numbers of an entry that are too large for their fields; they come in this order. */
+/** Replace numbers of an entry that are too large for their fields by those in its zip64 field, in their order. */
 function readLarge(entry, view, from, to) {
   let at = from;
   for (const key of ["size", "packed", "start"]) {
@@ -86,7 +89,7 @@ function readLarge(entry, view, from, to) {
   }
 }
 
-/** Return an entry as it lies in the zip, not unpacked. */
+/** Return an entry without unpacking it. */
 async function packed(zip, entry) {
   const head = new DataView(await zip.slice(entry.start, entry.start + 30).arrayBuffer());
   if (head.byteLength < 30 || head.getUint32(0, true) !== LOCAL) throw new Error(`${entry.name} is damaged`);
@@ -95,19 +98,20 @@ async function packed(zip, entry) {
   return { blob: zip.slice(begin, begin + entry.packed), method, size, crc };
 }
 
+/** Return the contents of an entry. */
 async function unpacked(zip, entry) {
   if (entry.size > MOST_BYTES) throw new Error(`${entry.name} is too large for an image`);
   return plainBlob(await packed(zip, entry), entry.name);
 }
 
-/** Return the content of a file that lies packed as in a zip. */
+/** Unpack an entry. Raise an error with its name if its compression is not supported. */
 export async function plainBlob({ blob, method }, name) {
   if (method === 0) return blob;
   if (method !== 8) throw new Error(`${name} uses a compression that browsers do not support`);
   return bounded(blob.stream().pipeThrough(new DecompressionStream("deflate-raw")), name);
 }
 
-/** Read a stream to its end, but no further than an image may go: what an entry says of its size may be a lie. */
+/** Read a stream into a blob, but no more than MOST_BYTES, since the size in an entry may be wrong. */
 async function bounded(stream, name) {
   const pieces = [];
   let size = 0;
@@ -125,13 +129,14 @@ async function bounded(stream, name) {
 
 // -- writing ---------------------------------------------------------------------------------------------------------
 
+/** Table of the CRC-32. */
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
   let value = n;
   for (let bit = 0; bit < 8; bit += 1) value = value & 1 ? 0xedb88320 ^ (value >>> 1) : value >>> 1;
   return value;
 });
 
-/** Return the CRC-32 of a blob, which is read piece by piece. */
+/** Return the CRC-32 of a blob. Reads it in pieces. */
 export async function crcOf(blob) {
   let crc = FULL;
   for (const reader = blob.stream().getReader(); ;) {
@@ -141,12 +146,12 @@ export async function crcOf(blob) {
   }
 }
 
-/** Return a blob as it would lie in a zip, as it is. */
+/** Return a blob as an entry of a zip, without compression. */
 export async function packedBlob(blob) {
   return { blob, method: 0, size: blob.size, crc: await crcOf(blob) };
 }
 
-/** Return a record of numbers as bytes: [width in bytes, value] each. */
+/** Return numbers as little-endian bytes; each number is [width in bytes, value]. */
 function fields(...numbers) {
   const view = new DataView(new ArrayBuffer(numbers.reduce((sum, [width]) => sum + width, 0)));
   let at = 0;
@@ -160,9 +165,9 @@ function fields(...numbers) {
 }
 
 /**
- * Return a zip. It refers to the files rather than copying them, so that it may be larger than the memory.
- * @param {Array<{path: string, packed: function}>} files - Where each goes, and a function as entriesOf returns it.
- * @param {function(number)} onProgress - Called with how many are in it.
+ * Return a zip as a blob. It refers to the files and does not copy them, so it can be larger than the memory.
+ * @param {Array<{path: string, packed: function}>} files - Path of each file in the zip, and packed() as of entriesOf.
+ * @param {function(number)} onProgress - Called with the number of files so far.
  */
 export async function zipOf(files, onProgress = () => {}) {
   const parts = [];

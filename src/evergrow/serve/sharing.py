@@ -1,18 +1,87 @@
-"""A limit on the memory for unpacked samples of requests and jobs."""
+"""Share threads and memory between the callers of the service."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from evergrow.core.validation import check_number
 from evergrow.serve.problems import Problem
 
+CALLER: ContextVar[str] = ContextVar("CALLER", default="")
+"""Name of the token, or address of the client, of the current request.
+
+:class:`FairExecutor` reads it, and asyncio copies it to the tasks of a request.
+"""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A submitted call and its future."""
+
+    work: Callable[[], Any]
+    result: Future[Any] = field(default_factory=Future)
+
+    def run(self) -> None:
+        """Call the function and set the result, unless the caller cancelled it."""
+        if not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            value = self.work()
+        except BaseException as error:
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(value)
+
+
+class FairExecutor(ThreadPoolExecutor):
+    """A thread pool with one queue per caller. Threads take from the queues in turn.
+
+    The caller is the value of :data:`CALLER` at submission, so the queue of one caller
+    does not delay the others. Takes the arguments of
+    :class:`~concurrent.futures.ThreadPoolExecutor`.
+
+    Examples
+    --------
+    >>> from evergrow.serve.sharing import FairExecutor
+    >>> with FairExecutor(1) as pool:
+    ...     pool.submit(pow, 2, 5).result()
+    32
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lock = threading.Lock()
+        self._queues: OrderedDict[str, deque[_Call]] = OrderedDict()
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a call for the current caller and return its future."""
+        call = _Call(lambda: work(*args, **kwargs))
+        with self._lock:
+            # Any thread may run it, with the call whose turn it is then.
+            super().submit(self._run_next)
+            self._queues.setdefault(CALLER.get(), deque()).append(call)
+        return call.result
+
+    def _run_next(self) -> None:
+        """Run the oldest call of the caller who has waited longest for a turn."""
+        with self._lock:
+            caller, queue = self._queues.popitem(last=False)
+            call = queue.popleft()
+            if queue:
+                self._queues[caller] = queue  # now the last one in turn
+        call.run()
+
 
 class MemoryBudget:
-    """Bytes that all requests and jobs of a process may hold in memory together.
+    """A number of bytes that requests and jobs may hold in memory together.
 
     Jobs wait in order until their bytes are free. Requests do not wait: :meth:`take`
     raises a 503 problem. All methods must be called in the thread of the event loop.
@@ -30,7 +99,7 @@ class MemoryBudget:
     Examples
     --------
     >>> import asyncio
-    >>> from evergrow.serve.budget import MemoryBudget
+    >>> from evergrow.serve.sharing import MemoryBudget
     >>> async def unpack(budget):
     ...     async with budget.hold(600):
     ...         return budget.held
@@ -47,7 +116,7 @@ class MemoryBudget:
 
     @asynccontextmanager
     async def hold(self, n: int) -> AsyncIterator[None]:
-        """Hold bytes for the duration of a block. Wait until they are free.
+        """Hold bytes for the duration of a block. Waits until they are free.
 
         Parameters
         ----------
@@ -91,6 +160,7 @@ class MemoryBudget:
         self._wake()
 
     async def _wait_for(self, n: int) -> None:
+        """Hold `n` bytes, after all jobs that wait already."""
         if not self._waiting and self.held + n <= self.total:
             self.held += n
             return
@@ -100,6 +170,7 @@ class MemoryBudget:
         try:
             await granted
         except asyncio.CancelledError:
+            # The bytes may have been granted before the job was cancelled.
             if granted.done() and not granted.cancelled():
                 self.release(n)
             else:

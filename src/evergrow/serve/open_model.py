@@ -1,0 +1,301 @@
+"""The model of a request: predictions, features, analyses and evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from fastapi import Depends, Response
+from numpy.typing import NDArray
+
+from evergrow.core.errors import InputError
+from evergrow.learner.answers import Answers
+from evergrow.learner.learner import Learner
+from evergrow.serve import schemas
+from evergrow.serve.backbones import Prepared
+from evergrow.serve.bodies import JSON, RequestSamples
+from evergrow.serve.problems import Problem
+from evergrow.serve.service import ServiceDep
+
+MAX_CONFUSION_CLASSES = 500
+"""Models with more classes get no confusion matrix."""
+Result = TypeVar("Result")
+
+
+class OpenModel:
+    """A model with its version at the start of a request. A dependency of routes.
+
+    Parameters
+    ----------
+    m : str
+        Name of the model in the path of the request.
+    service : Service
+        The service.
+
+    Attributes
+    ----------
+    name : str
+        Name of the model. Equivalent spellings in Unicode become one name.
+    file : ServedModel
+        The model file.
+    version : Version
+        The version. Other requests may change the file meanwhile, but not this.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If there is no model of this name.
+    """
+
+    def __init__(self, m: str, service: ServiceDep) -> None:
+        self.service = service
+        self.name = unicodedata.normalize("NFC", m)
+        self.file = service.store.model(self.name)
+        self.version = self.file.current()
+        service.store.close_unused()
+
+    async def predict(self, samples: RequestSamples, false_alarm: float) -> Answers:
+        """Predict samples, in one batch with other requests to the same model.
+
+        Counts the samples and records the predictions for the drift metric.
+
+        Parameters
+        ----------
+        samples : RequestSamples
+            Samples of the kind that the model takes, or their features.
+        false_alarm : float
+            Fraction of known samples that may be reported as unknown.
+        """
+        version = self.version
+        version.require_ready()
+        X = self._features_in(samples)
+        if X is None:
+            answers: Answers = await self._use_backbone(samples, model=version)
+        else:
+            (answers,) = await asyncio.to_thread(version.predict, [X])
+        metrics = self.service.metrics
+        metrics.samples.labels("predict").inc(len(answers.values))
+        calibration = version.learner.state_.calibration
+        metrics.note_answers(self.name, calibration, answers)
+        return version.with_false_alarm(answers, false_alarm)
+
+    async def encode(
+        self, samples: RequestSamples, *, alone: bool = False
+    ) -> NDArray[Any]:
+        """Return the features of samples, of shape (n, d).
+
+        Parameters
+        ----------
+        samples : RequestSamples
+            Samples of the kind that the model takes, or their features.
+        alone : bool, default=False
+            Whether every sample is encoded alone, so that the same sample always has
+            the same features. Required for samples that are learned or unlearned.
+        """
+        X = self._features_in(samples)
+        if X is None:
+            X = await self._use_backbone(samples, alone=alone)
+        return X
+
+    async def analyze(
+        self,
+        samples: RequestSamples,
+        function: Callable[..., Result],
+        *args: Any,
+        **settings: Any,
+    ) -> Result:
+        """Call a function with a copy of the learner and the features of samples.
+
+        It runs in threads that are not used for predictions, so that they do not wait.
+
+        Parameters
+        ----------
+        samples : RequestSamples
+            Samples of the kind that the model takes, or their features.
+        function : callable
+            Called as ``function(learner, X, *args, **settings)``.
+        *args, **settings
+            Further arguments of the function.
+        """
+        self.version.require_ready()
+        X = await self.encode(samples)
+        learner = copy.copy(self.version.learner)
+        return await asyncio.get_running_loop().run_in_executor(
+            self.service.analyses, lambda: function(learner, X, *args, **settings)
+        )
+
+    async def _use_backbone(self, samples: RequestSamples, **settings: Any) -> Any:
+        """Decode and queue samples, with the settings of :meth:`Batcher.submit`."""
+        batcher = await self.service.batcher(self.version.learner)
+        with batcher.reserve(len(samples)):
+            prepared: Sequence[Prepared]
+            if samples.texts is not None:
+                prepared = samples.texts
+            else:
+                images = samples.images or []
+                prepared = await self.service.prepare_images(batcher.backbone, images)
+        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
+
+    def _features_in(self, samples: RequestSamples) -> NDArray[Any] | None:
+        """Check samples. Return them if they are features, otherwise None.
+
+        Raises
+        ------
+        Problem
+            413 if there are too many.
+        InputError
+            If there are none, or the model does not take this kind.
+        """
+        limits = self.service.limits
+        if len(samples) > limits.samples:
+            raise Problem(
+                413,
+                f"a request may contain at most {limits.samples} samples, "
+                f"got {len(samples)}",
+                "TooMany",
+            )
+        if samples.texts is not None:
+            longest = max(map(len, samples.texts))
+            if longest > limits.text_characters:
+                raise InputError(
+                    f"texts must have at most {limits.text_characters} characters "
+                    f"each, got {longest}"
+                )
+        kind = self.version.kind
+        expected = "rows" if kind == "features" else kind
+        given = [
+            name
+            for name in ("images", "texts", "rows")
+            if getattr(samples, name) is not None
+        ]
+        if not given:
+            raise InputError(f"{expected} must contain at least one sample, got none")
+        # Models of images and of texts accept features too.
+        if given not in ([expected], ["rows"]):
+            raise InputError(
+                f"{expected} must be given alone, since the model takes {kind}, "
+                f"got {' and '.join(given)}"
+            )
+        if samples.rows is None or isinstance(samples.rows, np.ndarray):
+            return samples.rows
+        try:
+            return np.asarray(samples.rows, dtype=np.float64)
+        except ValueError as error:
+            raise InputError("rows must all have the same number of columns") from error
+
+
+ModelDep = Annotated[OpenModel, Depends(OpenModel)]
+
+
+# -- responses -------------------------------------------------------------------------
+
+
+def predictions_json(model: OpenModel, answers: Answers, k: int) -> str:
+    """Return a :class:`~evergrow.serve.schemas.Predictions` document as JSON.
+
+    It lists the `k` most likely classes of every sample.
+    """
+    samples = [
+        _sample_answer(answers, row, best) for row, best in enumerate(answers.ranked(k))
+    ]
+    threshold = None
+    if answers.threshold is not None:
+        threshold = float(answers.threshold[0])
+    document = schemas.Predictions(
+        model=model.name,
+        revision=model.version.revision,
+        measure=answers.measure,
+        threshold=threshold,
+        answers=samples,
+    )
+    return document.model_dump_json(by_alias=True)
+
+
+def _sample_answer(
+    answers: Answers, row: int, best: NDArray[np.int64]
+) -> schemas.SampleAnswer:
+    """Return the prediction of one sample. An unknown sample has no label.
+
+    `best` are the indices of its most likely classes, in order.
+    """
+    top = [
+        schemas.LikelyClass(
+            name=str(answers.classes[i]), value=float(answers.values[row, i])
+        )
+        for i in best
+    ]
+    novelty = None
+    # A sample without a finite novelty counts as unknown, but JSON has no NaN.
+    if answers.novelty is not None and np.isfinite(answers.novelty[row]):
+        novelty = float(answers.novelty[row])
+    unknown = None
+    if answers.unknown is not None:
+        unknown = bool(answers.unknown[row])
+    return schemas.SampleAnswer(
+        label=None if unknown else top[0].name,
+        nearest=top[0],
+        top=top,
+        novelty=novelty,
+        unknown=unknown,
+    )
+
+
+async def evaluation_response(
+    model: OpenModel,
+    samples: RequestSamples,
+    labels: list[str],
+    false_alarm: float,
+    record: type[schemas.EvaluationRecord] = schemas.EvaluationRecord,
+    **fields: Any,
+) -> Response:
+    """Evaluate a model on labelled samples and return the result as JSON.
+
+    Parameters
+    ----------
+    model : OpenModel
+        The model.
+    samples : RequestSamples
+        Samples.
+    labels : list of str
+        True class of each sample.
+    false_alarm : float
+        Fraction of known samples that may be reported as unknown.
+    record : type of EvaluationRecord
+        Type of the response document.
+    **fields
+        Additional fields of the document that this type has.
+    """
+
+    def evaluate(learner: Learner, X: NDArray[Any]) -> str:
+        result = learner.evaluate(
+            (X, np.asarray(labels, dtype=np.str_)),
+            false_alarm=false_alarm,
+            keep_samples=True,
+        )
+        predicted = []
+        if result.samples is not None:
+            predicted = result.samples.predicted.tolist()
+        pairs = enumerate(zip(labels, predicted, strict=True))
+        wrong = [
+            {"sample": i, "label": label, "predicted": name}
+            for i, (label, name) in pairs
+            if label != name
+        ]
+        few_classes = len(result.classes) <= MAX_CONFUSION_CLASSES
+        document = record(
+            **result.to_dict(with_confusion=few_classes),
+            model=model.name,
+            revision=model.version.revision,
+            predicted=predicted,
+            wrong=wrong,
+            **fields,
+        )
+        return document.model_dump_json()
+
+    document = await model.analyze(samples, evaluate)
+    model.service.metrics.samples.labels("evaluate").inc(len(labels))
+    return Response(document, media_type=JSON)
