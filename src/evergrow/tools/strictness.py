@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.seeding import derive_seed
-from evergrow.core.validation import check_choice
+from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
+    from evergrow.learner.answers import Answers
     from evergrow.learner.calibration import Calibration, ScoredRows
 
 
@@ -66,10 +67,63 @@ _EM_STEPS = 100
 _SMALLEST_FRACTION = 1e-3  # of a bin, so that no bin is impossible
 
 
-def limits_of(strictness: str) -> Limits:
-    """Return the limits of a strictness: ``"few"``, ``"some"`` or ``"many"``."""
-    check_choice("strangers", strictness, STRICTNESS)
-    return STRICTNESS[strictness]
+def limits_of(strangers: str, probability: float | None = None) -> Limits:
+    """Return the limits for an expected number of samples of unknown classes.
+
+    Parameters
+    ----------
+    strangers : {"few", "some", "many"}
+        How many samples of unknown classes to expect.
+    probability : float, optional
+        Another limit of probability.
+    """
+    check_choice("strangers", strangers, STRICTNESS)
+    limits = STRICTNESS[strangers]
+    if probability is None:
+        return limits
+    check_number("least", probability, low=0, high=1)
+    return limits._replace(probability=float(probability))
+
+
+def unsure_mask(
+    calibration: Calibration, answers: Answers, limits: Limits
+) -> NDArray[np.bool_]:
+    """Return which predictions are outside of the limits.
+
+    Unknown samples are always outside.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The held-out rows of the model. Without any, only the limit of probability
+        holds.
+    answers : Answers
+        Predictions of the model, with probabilities. Without novelty, only the limit of
+        probability holds.
+    limits : Limits
+        The limits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.tools.strictness import STRICTNESS, unsure_mask
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(300) % 6
+    >>> X = rng.normal(size=(300, 8)) + 4 * np.eye(8)[y]
+    >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
+    >>> answers = learner.ask(X[:100], false_alarm=0.05)
+    >>> mask = unsure_mask(learner.state_.calibration, answers, STRICTNESS["few"])
+    >>> mask.shape
+    (100,)
+    """
+    mask = answers.values.max(axis=1) < limits.probability
+    if answers.novelty is not None and calibration.n:
+        # A novelty that is not finite is outside, too.
+        mask |= ~(answers.novelty <= calibration.threshold(limits.false_alarm))
+    if answers.unknown is not None:
+        mask |= answers.unknown
+    return np.asarray(mask)
 
 
 @dataclass(frozen=True)
