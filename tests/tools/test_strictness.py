@@ -9,7 +9,7 @@ from evergrow import Learner
 from evergrow.core.errors import ParameterError
 from evergrow.tools.strictness import (
     STRICTNESS,
-    Limits,
+    FilingLimits,
     estimate_unknown,
     expected_rates,
     limits_of,
@@ -33,7 +33,7 @@ def fitted(known: np.ndarray) -> Learner:
     return Learner(None, options={"n_units": 60}, device="cpu").fit(X[rows], y[rows])
 
 
-def filed(learner: Learner, X: np.ndarray, limits: Limits) -> np.ndarray:
+def filed(learner: Learner, X: np.ndarray, limits: FilingLimits) -> np.ndarray:
     threshold = learner.state_.threshold(limits.false_alarm)
     is_certain = learner.predict_proba(X).max(axis=1) >= limits.probability
     return is_certain & (learner.novelty_score(X) <= threshold)

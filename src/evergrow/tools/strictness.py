@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from evergrow.learner.calibration import Calibration, ScoredRows
 
 
-class Limits(NamedTuple):
-    """Limits between predictions that are filed and those that are unsure.
+class FilingLimits(NamedTuple):
+    """FilingLimits between predictions that are filed and those that are unsure.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class Limits(NamedTuple):
 
 
 STRICTNESS = {
-    "few": Limits(0.05, 0.8),
-    "some": Limits(0.15, 0.7),
-    "many": Limits(0.3, 0.7),
+    "few": FilingLimits(0.05, 0.8),
+    "some": FilingLimits(0.15, 0.7),
+    "many": FilingLimits(0.3, 0.7),
 }
-"""Limits by how many samples of unknown classes are expected."""
+"""FilingLimits by how many samples of unknown classes are expected."""
 
 USUAL = "some"
 """Default strictness."""
@@ -67,7 +67,7 @@ _EM_STEPS = 100
 _SMALLEST_FRACTION = 1e-3  # of a bin, so that no bin is impossible
 
 
-def limits_of(strangers: str, probability: float | None = None) -> Limits:
+def limits_of(strangers: str, probability: float | None = None) -> FilingLimits:
     """Return the limits for an expected number of samples of unknown classes.
 
     Parameters
@@ -82,11 +82,11 @@ def limits_of(strangers: str, probability: float | None = None) -> Limits:
     if probability is None:
         return limits
     check_number("least", probability, low=0, high=1)
-    return limits._replace(probability=float(probability))
+    return FilingLimits(limits.false_alarm, float(probability))
 
 
 def unsure_mask(
-    calibration: Calibration, answers: Answers, limits: Limits
+    calibration: Calibration, answers: Answers, limits: FilingLimits
 ) -> NDArray[np.bool_]:
     """Return which predictions are outside of the limits.
 
@@ -100,7 +100,7 @@ def unsure_mask(
     answers : Answers
         Predictions of the model, with probabilities. Without novelty, only the limit of
         probability holds.
-    limits : Limits
+    limits : FilingLimits
         The limits.
 
     Examples
@@ -143,14 +143,14 @@ class ExpectedRates:
     unknown_filed: float | None
 
 
-def expected_rates(calibration: Calibration, limits: Limits) -> ExpectedRates:
+def expected_rates(calibration: Calibration, limits: FilingLimits) -> ExpectedRates:
     """Return what limits cost.
 
     Parameters
     ----------
     calibration : Calibration
         The held-out rows of a model.
-    limits : Limits
+    limits : FilingLimits
         The limits.
 
     Examples
@@ -181,7 +181,9 @@ def expected_rates(calibration: Calibration, limits: Limits) -> ExpectedRates:
     return ExpectedRates(not_filed, unknown_filed)
 
 
-def _is_filed(rows: ScoredRows, threshold: float, limits: Limits) -> NDArray[np.bool_]:
+def _is_filed(
+    rows: ScoredRows, threshold: float, limits: FilingLimits
+) -> NDArray[np.bool_]:
     """Return a mask of the rows within both limits."""
     return np.asarray(
         (rows.novelty <= threshold) & (rows.probability >= limits.probability)
@@ -214,7 +216,7 @@ def estimate_unknown(
     calibration: Calibration,
     novelty: NDArray[np.float64],
     probability: NDArray[np.float64],
-    limits: Limits,
+    limits: FilingLimits,
     seed: int = 0,
 ) -> UnknownEstimate | None:
     """Estimate how many of some samples are of unknown classes, and filed anyway.
@@ -232,7 +234,7 @@ def estimate_unknown(
         Novelty scores of the samples.
     probability : ndarray of shape (n,)
         Largest class probability of each sample.
-    limits : Limits
+    limits : FilingLimits
         The limits within which samples are filed.
     seed : int, default=0
         Seed of the bootstrap.
