@@ -14,6 +14,7 @@ from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import solved_cache
 from evergrow.head.linalg.scatter import SolvedScatter
+from evergrow.head.novelty.score import term_units, to_units
 from evergrow.head.solved_cache import SolvedCache, SolvedChoice
 from evergrow.head.temperature import TEMPERATURES, best_temperature, log_losses
 
@@ -31,12 +32,14 @@ def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> Classifier:
     return small(device="cpu", **settings).fit(X, y)
 
 
-def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
+def without(
+    model: Classifier, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None
+) -> Classifier:
     """Return a model with the same layer and settings that learned only these rows."""
-    rest = model.spawn().partial_fit(X, y)
+    rest = model.spawn().partial_fit(X, y, sample_weight=weights)
     model.predict(X[:1])
     assert model._state.solved.choice is not None
-    choice = dataclasses.replace(model._state.solved.choice, rows=len(y))
+    choice = dataclasses.replace(model._state.solved.choice, rows=rest.model_.n_rows)
     fixed = SolvedCache(rest.model_, "denoised", None, SolvedChoice(choice))
     rest._state = dataclasses.replace(rest._state, solved=fixed)
     return rest
@@ -86,6 +89,39 @@ def test_held_out_scores_equal_a_model_without_the_fold(
         found.losses.mean(axis=0), losses_by_hand(scores, y[chosen]), rtol=1e-6
     )
     np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"solver": "dense"},
+        {"solver": "compact"},
+        {"blocks": (5, 4, 3)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_scores_as_new_class_equal_a_model_without_the_classes(
+    data: Data, settings: dict[str, Any], has_weights: bool
+) -> None:
+    X, y = data
+    weights = None
+    if has_weights:
+        weights = np.random.default_rng(1).uniform(0.5, 2.0, size=len(y))
+    model = make(X, y, **settings)
+    learned = model.spawn().partial_fit(X, y, sample_weight=weights)
+    folds = y % 3
+    found = learned.scores_as_new_class(X, y, folds, weights)
+    for fold in range(3):
+        left = folds != fold
+        left_weights = None if weights is None else weights[left]
+        rest = without(learned, X[left], y[left], left_weights)
+        units = term_units(rest.expected_terms())
+        expected = to_units(rest.novelty_terms(X[~left]), units)
+        np.testing.assert_allclose(found.terms[~left], expected, rtol=1e-5, atol=1e-5)
+        scores = torch.from_numpy(rest.class_scores(X[~left]))
+        losses = log_losses(scores, scores.argmax(dim=1))
+        np.testing.assert_allclose(found.losses[~left], losses, rtol=1e-5, atol=1e-5)
 
 
 def test_small_batches_are_scored_without_factoring_again(

@@ -980,7 +980,7 @@ def test_a_table_without_folders_is_refused(photos: Path, tmp_path: Path) -> Non
     out = tmp_path / "out"
     sort_folder(Reader(), photos, out, "move")
     lines = (out / TABLE).read_text().splitlines()
-    older = "\n".join(line.rpartition(",")[0] for line in lines)
+    older = "\n".join(line.rsplit(",", 2)[0] for line in lines)
     (out / TABLE).write_text(older + "\n")
     before = tree(tmp_path)
     with pytest.raises(FileFormatError, match="its first line is not that of one"):

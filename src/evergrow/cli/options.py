@@ -44,6 +44,14 @@ FalseAlarm = Annotated[
     ),
 ]
 
+Strangers = Annotated[
+    Literal["few", "some", "many"],
+    typer.Option(
+        help="How many samples of unknown classes to expect. It sets the novelty and "
+        "the probability beyond which a prediction is unsure.",
+    ),
+]
+
 Wait = Annotated[
     bool,
     typer.Option(

@@ -38,6 +38,7 @@ def predict_command(
     top: Annotated[int, typer.Option("-k", min=1)] = 1,
     unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
+    strangers: options.Strangers = "some",
     format: Annotated[
         Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
     ] = "table",
@@ -65,7 +66,12 @@ def predict_command(
       answers/
 
     With --engine, ITEMS is one folder, file or address, processed in shards (parts).
-    The predictions are Parquet files in the folder predict of --out, one per shard.
+    The predictions are Parquet files in the folder predict of --out, one per shard, and
+    have no mark for unsure ones.
+
+    A prediction is unsure if its probability is low, or if the sample may be of an
+    unknown class. --strangers sets both limits: (unsure) in tables, a column in CSV and
+    a key in JSON.
 
     Exit codes: 0 predicted; 1 predicted but some samples could not be read (--on-error
     skip); 2 bad input; 130 interrupted.
@@ -120,6 +126,7 @@ def predict_command(
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
     found = learner.ask(samples, false_alarm=alarm)
     rows = prediction_rows(found, names, top)
+    _mark_unsure(rows, learner, found, strangers)
     if format == "table" and found.measure == "probability":
         note_few_samples(learner)
     if format in ("label-studio", "fiftyone"):
@@ -149,6 +156,23 @@ def predict_command(
         code=code,
         done=f"{out} was written",
     )
+
+
+def _mark_unsure(
+    rows: list[dict[str, Any]], learner: Learner, found: Answers, strangers: str
+) -> None:
+    """Add ``unsure`` to each row of :func:`prediction_rows`, in place.
+
+    Nothing is added for a method without probabilities.
+    """
+    from evergrow.tools.strictness import limits_of, unsure_mask
+
+    if found.measure != "probability":
+        return
+
+    mask = unsure_mask(learner.state_.calibration, found, limits_of(strangers))
+    for row, is_unsure in zip(rows, mask.tolist(), strict=True):
+        row["unsure"] = is_unsure
 
 
 def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
@@ -225,7 +249,7 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     measure : {"probability", "score"}
         Kind of the class values.
     """
-    names = ["item", "class", measure, "unknown", "novelty", "threshold"]
+    names = ["item", "class", measure, "unknown", "unsure", "novelty", "threshold"]
     cells_of_rows = []
     for row in rows:
         cells = {name: row[name] for name in names if name in row}
@@ -273,6 +297,8 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
                 # The likeliest classes of an unknown sample are not its prediction.
                 nearest = " ".join(prediction)
                 prediction = ["(unknown)" if rank == 0 else "", ""]
+            elif row.get("unsure") and rank == 0:
+                prediction[0] += " (unsure)"
             line = [row["item"] if rank == 0 else "", *prediction]
             if any_unknown:
                 novelty = ["", ""]

@@ -17,6 +17,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.learner.learner import Learner
     from evergrow.tools.sorting import SortedFile
 
 _MAX_EXAMPLES = 3  # file names per folder
@@ -33,7 +34,8 @@ def sort_command(
     copy: bool = False,
     link: bool = False,
     unknown: str = "unknown",
-    least: Annotated[float, typer.Option("--min", min=0, max=1)] = 0.8,
+    strangers: options.Strangers = "some",
+    least: Annotated[float | None, typer.Option("--min", min=0, max=1)] = None,
     false_alarm: options.FalseAlarm = 0.05,
     undo: Path | None = None,
     run: options.BackboneOptions = options.DEFAULT_BACKBONE,
@@ -43,9 +45,11 @@ def sort_command(
     MODEL, FOLDER and --into are required, except with --undo. Without --move, --copy or
     --link the command only shows where each file would go. With one of them,
     OUT/sorted.csv lists every file with its prediction. Images that look unknown go to
-    the folder unknown, all others below --min to the folder unsure. No file is
-    overwritten. The same command resumes after an interruption. --undo moves files back
-    and removes unchanged copies and links.
+    the folder unknown, and images whose class is in doubt to the folder unsure. The
+    last lines say how many images that means, and how many of the sorted images may be
+    of classes that the model does not know. No file is overwritten. The same command
+    resumes after an interruption. --undo moves files back and removes unchanged copies
+    and links.
 
     For example:
 
@@ -76,7 +80,8 @@ def sort_command(
     unknown : NAME
         Folder name for images that look unknown.
     least
-        Minimum probability of the class; images below it go to the folder unsure.
+        Minimum probability of the class; images below it go to the folder unsure. By
+        default --strangers sets it: 0.8 for few, else 0.7.
     undo : TABLE
         Undo the sort of this table, such as sorted/sorted.csv.
     """
@@ -121,6 +126,7 @@ def sort_command(
     can_reject_unknown(learner)
     settings: dict[str, Any] = {
         "unknown": unknown,
+        "strangers": strangers,
         "least": least,
         "false_alarm": false_alarm,
     }
@@ -148,8 +154,43 @@ def sort_command(
             f"{plural(len(waiting), 'file')} of an interrupted sort of "
             f"{waiting[0].folder} are not sorted yet: sort that folder again"
         )
+    notes += _doubts(learner, rows, strangers, least)
     written = table_path if modes else None
     return _answer(folder, rows, notes, written)
+
+
+def _doubts(
+    learner: Learner,
+    rows: Sequence[SortedFile],
+    strangers: str,
+    least: float | None,
+) -> list[str]:
+    """Return what the limits cost, and how many sorted images may be of no class."""
+    from evergrow.tools.sorting import estimate_unknown_files
+    from evergrow.tools.strictness import expected_rates, limits_of
+
+    calibration = learner.state_.calibration
+    if not calibration.n:
+        return []
+    rates = expected_rates(calibration, limits_of(strangers, least))
+    lines = [
+        f"--strangers {strangers}: of 100 images of learned classes about "
+        f"{round(100 * rates.known_not_filed)} go to unsure or unknown"
+    ]
+    if rates.unknown_filed is not None:
+        lines[0] += (
+            "; of 100 images of other classes about "
+            f"{round(100 * rates.unknown_filed)} are sorted into a class"
+        )
+    found = estimate_unknown_files(learner, rows, strangers=strangers, least=least)
+    if found is not None:
+        n_filed = sum(bool(row.place and not row.note) for row in rows)
+        low, high = found.filed_interval
+        lines.append(
+            f"about {round(found.filed)} ({round(low)} to {round(high)}) of the "
+            f"{plural(n_filed, 'image')} sorted into classes may be of other classes"
+        )
+    return lines
 
 
 def _answer(

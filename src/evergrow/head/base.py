@@ -220,6 +220,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     novelty_score: Any = Unsupported("score novelty")
     novelty_terms: Any = Unsupported("score novelty")
     expected_terms: Any = Unsupported("score novelty")
+    scores_as_new_class: Any = Unsupported("score novelty")
     held_out_scores: Any = Unsupported("score learned rows as held-out rows")
     calibrate: Any = Unsupported("be calibrated")
     linear_map: Any = Unsupported("be written as plain matrices")

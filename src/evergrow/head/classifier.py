@@ -644,6 +644,53 @@ class Classifier(IncrementalClassifier):
         UnlearnError
             If a fold contains all learned rows of a class.
         """
+        rows = self._learned_rows(X, y, folds, sample_weight)
+        return self._state.solved.held_out_scores(*rows)
+
+    @_with_threads_for_rows
+    def scores_as_new_class(
+        self, X: Any, y: Any, folds: Any, sample_weight: Any = None
+    ) -> HeldOutScores:
+        """Score learned rows as if no class of their fold had been learned.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            All learned rows of some classes.
+        y : array-like of shape (n,)
+            The labels they were learned with.
+        folds : ndarray of int of shape (n,)
+            The fold of each row. All rows of a class are in one fold. At least two
+            classes must not be in it.
+        sample_weight : array-like of shape (n,), optional
+            The weights they were learned with.
+
+        Returns
+        -------
+        HeldOutScores
+            Terms of novelty, in units of the terms expected of rows of the other
+            classes (:func:`~evergrow.head.novelty.score.to_units`), and log losses of
+            the predicted class.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Classifier
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.repeat(range(5), 20)
+        >>> X = rng.normal(size=(100, 8)) + 6 * np.eye(8)[y]
+        >>> model = Classifier(n_units=20, random_state=0).fit(X, y)
+        >>> terms = model.scores_as_new_class(X, y, folds=y).terms
+        >>> bool(terms[:, 0].mean() > model.expected_terms()[:, 0].mean())
+        True
+        """
+        rows = self._learned_rows(X, y, folds, sample_weight)
+        return self._state.solved.scores_as_new_class(*rows)
+
+    def _learned_rows(
+        self, X: Any, y: Any, folds: Any, sample_weight: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return features, class codes, folds and weights of learned rows."""
         self._require_fitted()
         Z = self._features(X, self.device_)
         codes = known_codes(self.classes_, as_labels(y, len(Z))).to(Z.device)
@@ -654,7 +701,7 @@ class Classifier(IncrementalClassifier):
         if folds is None:
             folds = np.zeros(len(Z))
         fold_codes = torch.from_numpy(np.asarray(folds, dtype=np.int64)).to(Z.device)
-        return self._state.solved.held_out_scores(Z, codes, fold_codes, weights)
+        return Z, codes, fold_codes, weights
 
     def calibrate(
         self,

@@ -34,7 +34,7 @@ from torch import Tensor
 from evergrow.core.record import Between, record, require
 from evergrow.head.block_weights import choose_link_weights
 from evergrow.head.layers.feature_map import check_weights
-from evergrow.head.linalg.class_shapes import ShapeScores
+from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_ridge
 from evergrow.head.linalg.scatter import (
@@ -43,10 +43,15 @@ from evergrow.head.linalg.scatter import (
     SolvedScatter,
 )
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.novelty.score import N_COLUMNS, NoveltyStandard
+from evergrow.head.novelty.score import (
+    N_COLUMNS,
+    NoveltyStandard,
+    term_units,
+    to_units,
+)
 from evergrow.head.novelty.terms import NoveltyTerms
 from evergrow.head.ridge_model import RidgeModel, row_energy, solve_ridge
-from evergrow.head.temperature import log_losses
+from evergrow.head.temperature import TEMPERATURES, log_losses
 
 if TYPE_CHECKING:
     from evergrow.head.pseudo_labels import PseudoLabels
@@ -694,6 +699,55 @@ class SolvedCache(Locked):
         guess = 1.0 + UNCALIBRATED * spread
         return HeldOutScores(found, log_losses(scores, codes), guess)
 
+    def scores_as_new_class(
+        self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
+    ) -> HeldOutScores:
+        """Score learned rows, each as if no class of its fold had been learned.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            All learned rows of some classes.
+        codes : Tensor of shape (n,)
+            Their classes.
+        folds : Tensor of shape (n,)
+            Their folds. All rows of a class are in one fold, and at least two classes
+            are not in it.
+        weights : Tensor of shape (n,), optional
+            The weights they were learned with. By default ones.
+
+        Returns
+        -------
+        HeldOutScores
+            Terms in units of the terms that the statistics without the fold expect of
+            known rows (:func:`~evergrow.head.novelty.score.to_units`), and log losses
+            of the class that these statistics predict.
+        """
+        scatter = self.means.scatter
+        reduced, outside = self.project(Z)
+        shapes = self.model.shapes
+        shape_rows = None if shapes is None else shapes.rows(self.model.inputs(Z))
+        found = np.empty((len(codes), N_COLUMNS))
+        losses = np.empty((len(codes), len(TEMPERATURES)))
+        for fold in torch.unique(folds).tolist():
+            rows = torch.nonzero(folds == fold).ravel()
+            H = reduced[rows]
+            left_out = torch.unique(codes[rows]).tolist()
+            kept = [c for c in range(len(scatter.counts)) if c not in left_out]
+            own_weights = _take(weights, rows)
+            rest = scatter.without_classes(H, codes[rows], own_weights)
+            matrices = NoveltyTerms.of(rest, partial(self._gram, H, own_weights))
+            units = term_units(matrices.draw_terms().cpu().numpy())
+            terms = matrices.of_rows(H, _take(outside, rows)).cpu().numpy()
+            left_shapes = shapes and shapes.group([[column] for column in kept])
+            scores, _ = self._scores_of_rest(
+                rest, left_shapes, H, _take(shape_rows, rows)
+            )
+            own = rows.cpu().numpy()
+            found[own] = to_units(terms, units)
+            losses[own] = log_losses(scores, scores.argmax(dim=1))
+        return HeldOutScores(found, None if self.kind == "ridge" else losses)
+
     def _score_fold(
         self,
         reduced: Tensor,
@@ -726,18 +780,39 @@ class SolvedCache(Locked):
         spread : float
             Energy of a true class mean.
         """
-        choice, scatter, _ = self.means
-        rest = scatter.follow(reduced, codes, weights, sign=-1)
+        rest = self.means.scatter.follow(reduced, codes, weights, sign=-1)
         gram = partial(self._gram, reduced, weights)
         terms = NoveltyTerms.of(rest, gram).of_rows(reduced, outside)
-        estimates = rest.estimate_means()
-        scores = torch.addmm(estimates.offset, reduced, estimates.weights)
         shapes = self.model.shapes
         if shapes is not None and shape_rows is not None:
-            moments = shapes.add(shape_rows, codes, -1.0, weights)
-            without_fold = ShapeScores(moments, rest.counts, choice.strength)
-            scores = without_fold.add(shape_rows, scores)
-        return terms, scores, estimates.spread
+            shapes = shapes.add(shape_rows, codes, -1.0, weights)
+        scores, spread = self._scores_of_rest(rest, shapes, reduced, shape_rows)
+        return terms, scores, spread
+
+    def _scores_of_rest(
+        self,
+        rest: SolvedScatter,
+        shapes: ClassShapes | None,
+        reduced: Tensor,
+        shape_rows: Tensor | None,
+    ) -> tuple[Tensor, float]:
+        """Return class scores (n, C) of a model without a fold, and its spread.
+
+        Parameters
+        ----------
+        rest : SolvedScatter
+            Class means without the fold.
+        shapes : ClassShapes or None
+            Class shapes without the fold.
+        reduced, shape_rows : Tensor
+            The rows, as in :meth:`_score_fold`.
+        """
+        estimates = rest.estimate_means()
+        scores = torch.addmm(estimates.offset, reduced, estimates.weights)
+        if shapes is not None and shape_rows is not None:
+            strength = self.means.choice.strength
+            scores = ShapeScores(shapes, rest.counts, strength).add(shape_rows, scores)
+        return scores, estimates.spread
 
 
 def _take(values: Tensor | None, rows: Tensor) -> Tensor | None:

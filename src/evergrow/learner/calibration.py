@@ -34,13 +34,19 @@ from evergrow.head.novelty.score import (
     term_units,
     to_units,
 )
-from evergrow.head.temperature import best_temperature, guess_losses
+from evergrow.head.temperature import (
+    TEMPERATURES,
+    best_temperature,
+    guess_losses,
+    log_losses,
+)
 from evergrow.learner.held_out_rows import (
     LARGEST_LOSS,
     MARK_TOLERANCE,
     MAX_DRAWN_ROWS,
     HeldOutRows,
     Measurement,
+    assign_class_folds,
     assign_folds,
     bounded_features,
     matching_rows,
@@ -53,6 +59,10 @@ if TYPE_CHECKING:
     from evergrow.head.solved_cache import HeldOutScores
     from evergrow.learner.learning import LabelledRows
 
+MIN_CLASSES_TO_LEAVE_OUT = 4
+"""Number of classes from which each is also measured as if it were new. At least two
+must be left, and a model of two says little about a larger one."""
+
 FALSE_ALARM = 0.05
 """Default fraction of known samples that may be called unknown."""
 
@@ -62,6 +72,32 @@ ENOUGH_ROWS = 1000
 EASY_CLASS = 2.0
 """Decrease of the log-weight of a class in the threshold, per unit by which the mean
 novelty of its held-out rows is below the median of all classes."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """Held-out rows, as the present model scores them.
+
+    Parameters
+    ----------
+    novelty : ndarray of shape (n,)
+        Novelty scores.
+    probability : ndarray of shape (n,)
+        Probability of the own class of a known row, of the predicted class of an
+        unknown one.
+    weights : ndarray of shape (n,)
+        Weights of the rows.
+    codes : ndarray of int of shape (n,)
+        Classes of the rows.
+    """
+
+    novelty: NDArray[np.float64]
+    probability: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    codes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.novelty)
 
 
 @record("calibration")
@@ -250,6 +286,47 @@ class Calibration:
         index = int(np.searchsorted(reached, wanted))
         return float(scores[min(index, len(scores) - 1)])
 
+    def known_rows(self) -> ScoredRows:
+        """Return novelty and probability of the held-out rows of known classes.
+
+        The probability is that of the own class of a row.
+        """
+        scores = self.pool.standard().score(self.known.terms[self._in_use])
+        weights = self._weights * class_shares(
+            scores, self.known.codes[self._in_use], self._weights
+        )
+        probabilities = self._probabilities(self.known)[self._in_use]
+        return ScoredRows(
+            scores, probabilities, weights, self.known.codes[self._in_use]
+        )
+
+    def unknown_rows(self) -> ScoredRows:
+        """Return novelty and probability of the rows of classes that were unknown.
+
+        These are rows of new classes before they were learned, and rows of the first
+        classes as if they were new. The probability is that of the predicted class.
+        Every class has the same weight.
+        """
+        rows = self.unknown
+        if self.n_classes == 1:  # novelty is a plain distance, on another scale
+            rows = HeldOutRows.none()
+        scores = self.pool.standard().score(rows.terms)
+        _, codes, sizes = np.unique(rows.codes, return_inverse=True, return_counts=True)
+        weights = 1.0 / sizes[codes] if len(rows) else np.empty(0)
+        return ScoredRows(scores, self._probabilities(rows), weights, codes)
+
+    def _probabilities(self, rows: HeldOutRows) -> NDArray[np.float64]:
+        """Return the probability of the class of each row; 1 without losses."""
+        temperature = self.temperature()
+        if rows.losses is None or temperature is None:
+            return np.ones(len(rows))
+        grid = np.log(TEMPERATURES)
+        place = np.interp(np.log(temperature), grid, np.arange(len(grid)))
+        below = min(int(place), len(grid) - 2)
+        share = place - below
+        losses = rows.losses[:, below : below + 2].astype(np.float64)
+        return np.asarray(np.exp(-(losses @ np.array([1.0 - share, share]))))
+
     # -- calibrating a head ------------------------------------------------------------
 
     def calibrate_head(self, head: IncrementalClassifier) -> Calibration:
@@ -311,14 +388,18 @@ class Calibration:
             return self
         if not hasattr(head, "novelty_terms"):
             return self
+        import torch
+
         keys = row_keys(block.X[new], seed)
         rows = np.sort(new[np.argsort(keys, kind="stable")[:ENOUGH_ROWS]])
         units = term_units(head.expected_terms())
+        scores = torch.from_numpy(head.class_scores(block.X[rows]))
         return self._with_rows(
             block.X[rows],
             block.labels[rows],
             Measurement(sum(counts.values()), len(counts)),
             to_units(head.novelty_terms(block.X[rows]), units),
+            log_losses(scores, scores.argmax(dim=1)),
             known=False,
         )
 
@@ -381,7 +462,59 @@ class Calibration:
             scores.losses,
             known=True,
         )
+        after = after._with_left_out_classes(head, block, counts)
         return after.calibrate_head(head)
+
+    def _with_left_out_classes(
+        self,
+        head: IncrementalClassifier,
+        block: LabelledRows,
+        counts: Mapping[str, int],
+    ) -> Calibration:
+        """Return the calibration with rows of the first classes, as if each were new.
+
+        :meth:`with_new_classes` measures classes that a model learns later. The first
+        ones are left out of the model by subtraction, one fold of classes at a time.
+
+        Parameters
+        ----------
+        head : IncrementalClassifier
+            The head. It has learned the block and is not changed.
+        block : LabelledRows
+            Samples that were learned.
+        counts : mapping of str to int
+            Number of learned samples per class, with the block.
+        """
+        names, sizes = np.unique(block.labels, return_counts=True)
+        totals = np.array([counts[name] for name in names.tolist()])
+        first = names[sizes == totals]
+        has_old_classes = len(counts) - len(first) > 1
+        if has_old_classes or len(counts) < MIN_CLASSES_TO_LEAVE_OUT:
+            return self
+        if not hasattr(head, "scores_as_new_class"):
+            return self
+        folds = assign_class_folds(block.labels, first, ENOUGH_ROWS)
+        rows = np.flatnonzero(folds >= 0)
+        if not len(rows):
+            return self
+        weights = None if block.weights is None else block.weights[rows]
+        found: HeldOutScores = head.scores_as_new_class(
+            block.X[rows], block.labels[rows], folds[rows], weights
+        )
+        after = self
+        for fold in np.unique(folds[rows]).tolist():
+            own = folds[rows] == fold
+            n_samples = sum(counts.values()) - int(own.sum())
+            n_classes = len(counts) - len(np.unique(block.labels[rows][own]))
+            after = after._with_rows(
+                block.X[rows][own],
+                block.labels[rows][own],
+                Measurement(n_samples, n_classes),
+                found.terms[own],
+                None if found.losses is None else found.losses[own],
+                known=False,
+            )
+        return after
 
     # -- changes ----------------------------------------------------------------------
 

@@ -80,7 +80,8 @@ class HeldOutRows:
         Terms of novelty in units of the measuring model, and 1 / count of the nearest
         class.
     losses : ndarray of shape (n, 29), optional
-        Log loss at every temperature of the grid, if probabilities are calibrated.
+        Log loss at every temperature of the grid, if probabilities are calibrated: of
+        the own class of a known row, and of the predicted class of an unknown one.
     """
 
     measurement: Annotated[NDArray[np.int64], Spec(("n",), dtype="int64")]
@@ -337,4 +338,45 @@ def assign_folds(
             # Small classes do not all begin in fold 0.
             offset = int(keys[order[0]] % np.uint64(n_folds))
             folds[order] = (np.arange(len(rows)) + offset) % n_folds
+    return folds
+
+
+def assign_class_folds(
+    labels: NDArray[np.str_], classes: NDArray[np.str_], enough: int
+) -> NDArray[np.int64]:
+    """Divide classes into folds, each of which can be left out of a model.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (n,)
+        Classes of the rows of a learned batch.
+    classes : ndarray of shape (C,)
+        The classes to divide, sorted. All of their learned rows are in the batch.
+    enough : int
+        Number of rows after which no further fold is filled.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        The fold of each row. -1 for rows of other classes, of folds with more than
+        :data:`MAX_FOLD_ROWS` rows, and after `enough` rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.held_out_rows import assign_class_folds
+    >>> labels = np.array(["a", "a", "b", "c"])
+    >>> assign_class_folds(labels, np.array(["a", "b"]), 100).tolist()
+    [0, 0, 1, -1]
+    """
+    # Names that sort together are often alike, so they are in different folds.
+    n_folds = min(len(classes), MIN_FOLDS)
+    class_folds = np.arange(len(classes)) % n_folds
+    folds = np.full(len(labels), -1, dtype=np.int64)
+    n_rows = 0
+    for fold in range(n_folds):
+        rows = np.flatnonzero(np.isin(labels, classes[class_folds == fold]))
+        if len(rows) <= MAX_FOLD_ROWS and n_rows < enough:
+            folds[rows] = fold
+            n_rows += len(rows)
     return folds

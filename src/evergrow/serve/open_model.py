@@ -20,6 +20,7 @@ from evergrow.serve.backbones import Prepared
 from evergrow.serve.bodies import JSON, RequestSamples
 from evergrow.serve.problems import Problem
 from evergrow.serve.service import ServiceDep
+from evergrow.tools.strictness import limits_of, unsure_mask
 
 MAX_CONFUSION_CLASSES = 500
 """Models with more classes get no confusion matrix."""
@@ -194,13 +195,18 @@ ModelDep = Annotated[OpenModel, Depends(OpenModel)]
 # -- responses -------------------------------------------------------------------------
 
 
-def predictions_json(model: OpenModel, answers: Answers, k: int) -> str:
+def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str) -> str:
     """Return a :class:`~evergrow.serve.schemas.Predictions` document as JSON.
 
     It lists the `k` most likely classes of every sample.
     """
+    unsure: list[bool | None] = [None] * len(answers.values)
+    if answers.measure == "probability":
+        calibration = model.version.learner.state_.calibration
+        unsure = unsure_mask(calibration, answers, limits_of(strangers)).tolist()
     samples = [
-        _sample_answer(answers, row, best) for row, best in enumerate(answers.ranked(k))
+        _sample_answer(answers, row, best, unsure[row])
+        for row, best in enumerate(answers.ranked(k))
     ]
     threshold = None
     if answers.threshold is not None:
@@ -216,11 +222,12 @@ def predictions_json(model: OpenModel, answers: Answers, k: int) -> str:
 
 
 def _sample_answer(
-    answers: Answers, row: int, best: NDArray[np.int64]
+    answers: Answers, row: int, best: NDArray[np.int64], unsure: bool | None
 ) -> schemas.SampleAnswer:
     """Return the prediction of one sample. An unknown sample has no label.
 
-    `best` are the indices of its most likely classes, in order.
+    `best` are the indices of its most likely classes, in order. `unsure` is None
+    without probabilities.
     """
     top = [
         schemas.LikelyClass(
@@ -241,6 +248,7 @@ def _sample_answer(
         top=top,
         novelty=novelty,
         unknown=unknown,
+        unsure=unsure,
     )
 
 

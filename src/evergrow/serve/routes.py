@@ -287,7 +287,9 @@ async def predict(
             "TooMany",
         )
     answers = await model.predict(body, body.fields.false_alarm)
-    document = await asyncio.to_thread(predictions_json, model, answers, k)
+    document = await asyncio.to_thread(
+        predictions_json, model, answers, k, body.fields.strangers
+    )
     headers = {"ETag": model.version.etag}
     return Response(document, media_type=JSON, headers=headers)
 

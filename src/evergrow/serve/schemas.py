@@ -244,6 +244,12 @@ class FalseAlarm(RequestModel):
 class PredictRequest(FalseAlarm):
     """Options of predict."""
 
+    strangers: Literal["few", "some", "many"] = Field(
+        "some",
+        description="How many samples of unknown classes to expect. It sets the "
+        "novelty and the probability beyond which a prediction is unsure.",
+    )
+
     k: Whole = Field(
         3, ge=1, le=1000, description="Number of classes to list, most likely first."
     )
@@ -468,6 +474,10 @@ class SampleAnswer(BaseModel):
     top: list[LikelyClass]
     novelty: float | None
     unknown: bool | None = Field(description="Null without a calibration.")
+    unsure: bool | None = Field(
+        description="Whether the prediction should be checked, because its probability "
+        "is low or the sample may be of an unknown class. Null without probabilities."
+    )
 
 
 class Predictions(BaseModel):

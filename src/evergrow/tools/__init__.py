@@ -16,13 +16,22 @@ if TYPE_CHECKING:
     from evergrow.tools.feature_levels import try_levels
     from evergrow.tools.grouping import group_unknown
     from evergrow.tools.learning_curves import learning_curve
-    from evergrow.tools.sorting import plan_sort, sort_folder, undo_sort
+    from evergrow.tools.sorting import (
+        estimate_unknown_files,
+        plan_sort,
+        sort_folder,
+        undo_sort,
+    )
+    from evergrow.tools.strictness import estimate_unknown, expected_rates
     from evergrow.tools.suggestions import suggest
 
 _MODULES = {
     "compare_learners": "comparison",
     "check_samples": "data_check",
     "drift": "drift_detection",
+    "estimate_unknown": "strictness",
+    "estimate_unknown_files": "sorting",
+    "expected_rates": "strictness",
     "try_levels": "feature_levels",
     "group_unknown": "grouping",
     "learning_curve": "learning_curves",
@@ -36,6 +45,9 @@ __all__ = [
     "check_samples",
     "compare_learners",
     "drift",
+    "estimate_unknown",
+    "estimate_unknown_files",
+    "expected_rates",
     "group_unknown",
     "learning_curve",
     "plan_sort",

@@ -90,7 +90,7 @@ class DataCheck:
     unread : tuple of str
         Names of unreadable samples.
     notes : tuple of str
-        Limits of the comparison.
+        FilingLimits of the comparison.
     """
 
     findings: tuple[Finding, ...]

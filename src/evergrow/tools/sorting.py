@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import math
 import os
 import posixpath
 import re
@@ -57,16 +58,19 @@ from evergrow.tools.file_moves import (
     same_name,
     scratch_folder,
 )
+from evergrow.tools.strictness import (
+    USUAL,
+    UnknownEstimate,
+    estimate_unknown,
+    limits_of,
+)
 
 TABLE = "sorted.csv"
 """Name of the table."""
 
 UNKNOWN = "unknown"
 UNSURE = "unsure"
-"""Folders of unknown images, and of predictions below the probability limit."""
-
-MIN_PROBABILITY = 0.8
-"""Default probability limit for sorting an image into the folder of its class."""
+"""Folders of unknown images, and of predictions outside of the limits."""
 
 BLOCK_IMAGES = 16_384
 """Number of images predicted at a time, which bounds memory."""
@@ -105,6 +109,8 @@ class SortedFile:
         Why the file is unknown or unsure, or stays in place.
     folder : str
         Absolute path of the sorted folder, which contains ``file``.
+    novelty : float or None
+        Novelty score; None if it is not calibrated.
     """
 
     file: str
@@ -116,6 +122,7 @@ class SortedFile:
     size: int = 0
     note: str = ""
     folder: str = ""
+    novelty: float | None = None
 
     @property
     def group(self) -> str:
@@ -129,7 +136,8 @@ def plan_sort(
     out: str | os.PathLike[str],
     *,
     unknown: str = UNKNOWN,
-    least: float = MIN_PROBABILITY,
+    strangers: str = USUAL,
+    least: float | None = None,
     false_alarm: float = FALSE_ALARM,
     earlier: Sequence[SortedFile] = (),
 ) -> list[SortedFile]:
@@ -146,8 +154,12 @@ def plan_sort(
         Folder for the folders of the classes.
     unknown : str
         Name of the folder for unknown images.
-    least : float
-        Images with a lower probability go to the folder ``unsure``.
+    strangers : {"few", "some", "many"}
+        How many images of unknown classes to expect. It sets the limits of novelty and
+        probability beyond which images go to the folder ``unsure``; see
+        :data:`~evergrow.tools.strictness.STRICTNESS`.
+    least : float, optional
+        Another limit of probability.
     false_alarm : float
         Fraction of known images that may be called unknown.
     earlier : sequence of SortedFile
@@ -158,8 +170,12 @@ def plan_sort(
     list of SortedFile
         One row per image; images that stay have the reason as a note.
     """
+    limits = limits_of(strangers, least)
     root, target = _resolve_folders(learner, folder, out, unknown)
     _check_no_undo(earlier, target)
+    doubtful = math.inf
+    if learner.state_.calibration.n:
+        doubtful = learner.state_.threshold(limits.false_alarm)
     done = {
         (row.file, row.size)
         for row in earlier
@@ -189,12 +205,16 @@ def plan_sort(
             found.probability,
             size=sizes[found.file],
             folder=str(root),
+            novelty=found.novelty,
         )
         if found.is_unknown:
             group = unknown
             note = f"unknown, most like {found.label}"
             row = replace(row, answer="", probability=None, note=note)
-        elif found.probability < least:
+        elif found.novelty is not None and found.novelty > doubtful:
+            group = UNSURE
+            row = replace(row, note="unsure, may be of an unknown class")
+        elif found.probability < limits.probability:
             group = UNSURE
             row = replace(row, note="unsure")
         if file.parent == target / group:
@@ -227,6 +247,7 @@ class _Prediction(NamedTuple):
     file: str
     label: str
     probability: float
+    novelty: float | None
     is_unknown: bool
 
 
@@ -253,13 +274,17 @@ def _predict_images(
         failures |= dict(answers.failures)
         columns = answers.ranked(1)[:, 0]
         unknown = answers.unknown
+        novelty: list[float | None] = [None] * len(columns)
         if unknown is None:
             unknown = np.zeros(len(columns), dtype=bool)
+        if answers.novelty is not None:
+            novelty = answers.novelty.tolist()
         predictions += map(
             _Prediction,
             [block[row] for row in answers.rows.tolist()],
             answers.classes[columns].tolist(),
             np.take_along_axis(answers.values, columns[:, None], axis=1)[:, 0].tolist(),
+            novelty,
             unknown.tolist(),
         )
     return predictions, failures
@@ -437,6 +462,38 @@ def sort_folder(
         done = _put_files(planned, target, progress)
         write_table(table, [*before, *done, *stays])
     return [*completed, *done, *stays]
+
+
+def estimate_unknown_files(
+    learner: Learner,
+    rows: Iterable[SortedFile],
+    *,
+    strangers: str = USUAL,
+    least: float | None = None,
+) -> UnknownEstimate | None:
+    """Estimate how many sorted images are of unknown classes.
+
+    Parameters
+    ----------
+    learner : Learner
+        The model that sorted them.
+    rows : iterable of SortedFile
+        Result of :func:`plan_sort` or :func:`sort_folder`.
+    strangers, least
+        As for :func:`plan_sort`.
+
+    Returns
+    -------
+    UnknownEstimate or None
+        None if the model cannot tell; see
+        :func:`~evergrow.tools.strictness.estimate_unknown`.
+    """
+    scored = [row for row in rows if row.novelty is not None]
+    novelty = np.array([row.novelty for row in scored], dtype=np.float64)
+    probability = np.array([row.probability or 0.0 for row in scored])
+    return estimate_unknown(
+        learner.state_.calibration, novelty, probability, limits_of(strangers, least)
+    )
 
 
 def split_planned(
@@ -703,6 +760,7 @@ def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
 _COLUMNS = [field.name for field in fields(SortedFile)]
 _EXACT = ("file", "folder", "answer", "place")  # escaped so that they can be read back
 _PATHS = ("file", "folder")  # with slashes in the table
+_NUMBERS = ("probability", "novelty")  # empty if None
 
 
 def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
@@ -715,9 +773,9 @@ def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
         writer.writerow(_COLUMNS)
         for row in rows:
             cells = asdict(row)
-            cells["probability"] = ""
-            if row.probability is not None:
-                cells["probability"] = f"{row.probability:.6g}"
+            for column in _NUMBERS:
+                value = cells[column]
+                cells[column] = "" if value is None else f"{value:.6g}"
             for column in _PATHS:
                 cells[column] = cells[column].replace(os.sep, "/")
             for column in _EXACT:
@@ -750,34 +808,36 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = read_csv_rows(file.read(), title)
         _, header = next(lines, (0, []))
-        if header != _COLUMNS:
+        # Tables before version 0.4 have no novelty.
+        if header not in (_COLUMNS, _COLUMNS[:-1]):
             raise ValueError("its first line is not that of one")
-        return [_row(cells, line) for line, cells in lines if cells]
+        return [_row(header, cells, line) for line, cells in lines if cells]
     except ValueError as error:
         raise FileFormatError(
             f"{title} is no table of a sort, or was damaged: {error}"
         ) from error
 
 
-def _row(cells: list[str], line: int) -> SortedFile:
-    """Parse and check one row.
+def _row(header: list[str], cells: list[str], line: int) -> SortedFile:
+    """Parse and check one row of a table with these columns.
 
     Raises
     ------
     ValueError
         If a cell is not valid, or a path lies outside of its folder.
     """
-    if len(cells) != len(_COLUMNS):
-        raise ValueError(f"line {line} must have {len(_COLUMNS)} cells")
+    if len(cells) != len(header):
+        raise ValueError(f"line {line} must have {len(header)} cells")
     if _CONTROL.search("".join(cells)):
         raise ValueError(f"line {line} has control characters")
-    values: dict[str, Any] = dict(zip(_COLUMNS, cells, strict=True))
+    values: dict[str, Any] = dict(zip(header, cells, strict=True))
     for column in _EXACT:
         values[column] = exact_text(values[column])
     for column in _PATHS:
         values[column] = values[column].replace("/", os.sep)
-    likely = values["probability"]
-    values["probability"] = float(likely) if likely else None
+    for column in _NUMBERS:
+        cell = values.get(column)
+        values[column] = float(cell) if cell else None
     values["size"] = int(values["size"])
     row = from_values(SortedFile, values, f"line {line}")
     _check_row(row, line)

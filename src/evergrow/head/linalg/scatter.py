@@ -305,6 +305,34 @@ class SolvedScatter:
             means[:, code] += sign * w * deviation / after
         return means, counts, columns, steps, first_rows
 
+    def without_classes(
+        self, H: Tensor, codes: Tensor, weights: Tensor | None = None
+    ) -> SolvedScatter:
+        """Return the solution of the other classes, as if these were never learned.
+
+        Parameters
+        ----------
+        H : Tensor of shape (n, k)
+            All learned rows of the classes to leave out.
+        codes : Tensor of shape (n,)
+            Class of each row.
+        weights : Tensor of shape (n,) or None
+            Sample weights. None means 1.
+        """
+        # The last row of a class equals its mean, so it adds nothing to the scatter.
+        last = {code: row for row, code in enumerate(codes.tolist())}
+        others = torch.ones_like(codes, dtype=torch.bool)
+        others[list(last.values())] = False
+        other_weights = None if weights is None else weights[others]
+        rest = self.follow(H[others], codes[others], other_weights, sign=-1)
+        kept = [code for code in range(len(self.counts)) if code not in last]
+        return replace(
+            rest,
+            counts=rest.counts[kept],
+            means=rest.means[:, kept],
+            solved_means=rest.solved_means[:, kept],
+        )
+
     def _correct(self, rhs: Tensor) -> Tensor:
         """Return ``(diag(s) + U^T V)^-1 rhs`` for `rhs` of shape (r, m).
 

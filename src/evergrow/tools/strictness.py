@@ -1,0 +1,344 @@
+"""Decide which predictions to act on, and estimate how many of them are wrong.
+
+A prediction has two doubts: which class, and whether any learned class. `STRICTNESS`
+names three pairs of limits for both. Held-out rows of known classes, and rows of
+classes that were unknown when they were measured, show what a pair of limits costs.
+The predictions of a set of images show how many of them are of unknown classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.seeding import derive_seed
+from evergrow.core.validation import check_choice, check_number
+
+if TYPE_CHECKING:
+    from evergrow.learner.answers import Answers
+    from evergrow.learner.calibration import Calibration, ScoredRows
+
+
+class FilingLimits(NamedTuple):
+    """FilingLimits between predictions that are filed and those that are unsure.
+
+    Parameters
+    ----------
+    false_alarm : float
+        Fraction of known samples above the novelty limit.
+    probability : float
+        Smallest probability of the predicted class.
+    """
+
+    false_alarm: float
+    probability: float
+
+
+STRICTNESS = {
+    "few": FilingLimits(0.05, 0.8),
+    "some": FilingLimits(0.15, 0.7),
+    "many": FilingLimits(0.3, 0.7),
+}
+"""FilingLimits by how many samples of unknown classes are expected."""
+
+USUAL = "some"
+"""Default strictness."""
+
+BIN_ALARMS = (0.5, 0.25, 0.1, 0.03)
+"""Fractions of known samples above the edges between bins of novelty."""
+
+N_BINS = len(BIN_ALARMS) + 1
+"""Number of bins of novelty, among filed and among other predictions."""
+
+N_RESAMPLES = 200
+"""Number of bootstrap samples of an interval."""
+
+INTERVAL = (5.0, 95.0)
+"""Percentiles of an interval."""
+
+MIN_UNKNOWN_CLASSES = 4
+"""Classes of unknown rows that an estimate needs."""
+
+_EM_STEPS = 100
+
+_SMALLEST_FRACTION = 1e-3  # of a bin, so that no bin is impossible
+
+
+def limits_of(strangers: str, probability: float | None = None) -> FilingLimits:
+    """Return the limits for an expected number of samples of unknown classes.
+
+    Parameters
+    ----------
+    strangers : {"few", "some", "many"}
+        How many samples of unknown classes to expect.
+    probability : float, optional
+        Another limit of probability.
+    """
+    check_choice("strangers", strangers, STRICTNESS)
+    limits = STRICTNESS[strangers]
+    if probability is None:
+        return limits
+    check_number("least", probability, low=0, high=1)
+    return FilingLimits(limits.false_alarm, float(probability))
+
+
+def unsure_mask(
+    calibration: Calibration, answers: Answers, limits: FilingLimits
+) -> NDArray[np.bool_]:
+    """Return which predictions are outside of the limits.
+
+    Unknown samples are always outside.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The held-out rows of the model. Without any, only the limit of probability
+        holds.
+    answers : Answers
+        Predictions of the model, with probabilities. Without novelty, only the limit of
+        probability holds.
+    limits : FilingLimits
+        The limits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.tools.strictness import STRICTNESS, unsure_mask
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(300) % 6
+    >>> X = rng.normal(size=(300, 8)) + 4 * np.eye(8)[y]
+    >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
+    >>> answers = learner.ask(X[:100], false_alarm=0.05)
+    >>> mask = unsure_mask(learner.state_.calibration, answers, STRICTNESS["few"])
+    >>> mask.shape
+    (100,)
+    """
+    mask = answers.values.max(axis=1) < limits.probability
+    if answers.novelty is not None and calibration.n:
+        # A novelty that is not finite is outside, too.
+        mask |= ~(answers.novelty <= calibration.threshold(limits.false_alarm))
+    if answers.unknown is not None:
+        mask |= answers.unknown
+    return np.asarray(mask)
+
+
+@dataclass(frozen=True)
+class ExpectedRates:
+    """What limits cost, measured on held-out rows.
+
+    Parameters
+    ----------
+    known_not_filed : float
+        Fraction of samples of known classes that are not filed under their class.
+    unknown_filed : float or None
+        Fraction of samples of unknown classes that are filed. None if no class was
+        measured while it was unknown.
+    """
+
+    known_not_filed: float
+    unknown_filed: float | None
+
+
+def expected_rates(calibration: Calibration, limits: FilingLimits) -> ExpectedRates:
+    """Return what limits cost.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The held-out rows of a model.
+    limits : FilingLimits
+        The limits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.tools.strictness import STRICTNESS, expected_rates
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(300) % 6
+    >>> X = rng.normal(size=(300, 8)) + 4 * np.eye(8)[y]
+    >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
+    >>> rates = expected_rates(learner.state_.calibration, STRICTNESS["some"])
+    >>> 0.1 < rates.known_not_filed < 0.3
+    True
+    """
+    threshold = calibration.threshold(limits.false_alarm)
+    known = calibration.known_rows()
+    unknown = calibration.unknown_rows()
+    is_filed = _is_filed(known, threshold, limits)
+    not_filed = 1.0 - float(np.average(is_filed, weights=known.weights))
+    unknown_filed = None
+    n_classes = len(np.unique(unknown.codes))
+    if n_classes >= MIN_UNKNOWN_CLASSES:
+        filed = _is_filed(unknown, threshold, limits)
+        measured = float(np.average(filed, weights=unknown.weights))
+        # One more class, which looks known, stands for the classes not measured.
+        unknown_filed = (n_classes * measured + 1.0 - not_filed) / (n_classes + 1)
+    return ExpectedRates(not_filed, unknown_filed)
+
+
+def _is_filed(
+    rows: ScoredRows, threshold: float, limits: FilingLimits
+) -> NDArray[np.bool_]:
+    """Return a mask of the rows within both limits."""
+    return np.asarray(
+        (rows.novelty <= threshold) & (rows.probability >= limits.probability)
+    )
+
+
+@dataclass(frozen=True)
+class UnknownEstimate:
+    """Estimated number of samples of unknown classes, with intervals of 90 %.
+
+    Parameters
+    ----------
+    unknown : float
+        Number among all samples.
+    unknown_interval : tuple of float
+        Its interval.
+    filed : float
+        Number among the filed samples.
+    filed_interval : tuple of float
+        Its interval.
+    """
+
+    unknown: float
+    unknown_interval: tuple[float, float]
+    filed: float
+    filed_interval: tuple[float, float]
+
+
+def estimate_unknown(
+    calibration: Calibration,
+    novelty: NDArray[np.float64],
+    probability: NDArray[np.float64],
+    limits: FilingLimits,
+    seed: int = 0,
+) -> UnknownEstimate | None:
+    """Estimate how many of some samples are of unknown classes, and filed anyway.
+
+    The samples are a mixture of known ones, of unknown ones like those in the
+    calibration, and of unknown ones above the highest bin of novelty. The fractions
+    that maximise the likelihood of the counts per bin are estimated; the interval is a
+    bootstrap over samples, held-out rows and unknown classes.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The held-out rows of the model.
+    novelty : ndarray of shape (n,)
+        Novelty scores of the samples.
+    probability : ndarray of shape (n,)
+        Largest class probability of each sample.
+    limits : FilingLimits
+        The limits within which samples are filed.
+    seed : int, default=0
+        Seed of the bootstrap.
+
+    Returns
+    -------
+    UnknownEstimate or None
+        None if the model has measured too few classes while they were unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.tools.strictness import STRICTNESS, estimate_unknown
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(400) % 8
+    >>> X = rng.normal(size=(400, 9)) + 3 * rng.normal(size=(8, 9))[y]
+    >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
+    >>> answers = learner.ask(3 * rng.normal(size=(50, 9)), false_alarm=0.05)
+    >>> found = estimate_unknown(
+    ...     learner.state_.calibration,
+    ...     answers.novelty,
+    ...     answers.values.max(axis=1),
+    ...     STRICTNESS["some"],
+    ... )
+    >>> found.unknown > 25
+    True
+    """
+    known = calibration.known_rows()
+    unknown = calibration.unknown_rows()
+    n_classes = len(np.unique(unknown.codes))
+    if n_classes < MIN_UNKNOWN_CLASSES or not len(novelty):
+        return None
+    threshold = calibration.threshold(limits.false_alarm)
+    edges = np.array([calibration.threshold(rate) for rate in BIN_ALARMS])
+
+    def bins(
+        scores: NDArray[np.float64], probabilities: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        is_filed = (scores <= threshold) & (probabilities >= limits.probability)
+        return np.asarray(np.searchsorted(edges, scores) + N_BINS * is_filed)
+
+    known_bins = bins(known.novelty, known.probability)
+    counts = np.bincount(bins(novelty, probability), minlength=2 * N_BINS)
+    known_fractions = _fractions(known_bins, known.weights)
+    unknown_bins = bins(unknown.novelty, unknown.probability)
+    per_class = [
+        _fractions(unknown_bins[unknown.codes == code]) for code in range(n_classes)
+    ]
+    # One more class, which looks known, stands for the classes not measured.
+    classes = np.stack([*per_class, known_fractions])
+    shares = _unknown_shares(known_fractions, classes.mean(axis=0), counts)
+    point = shares @ counts
+    filed = shares[N_BINS:] @ counts[N_BINS:]
+    rng = np.random.default_rng(derive_seed(seed, "strictness", "bootstrap"))
+    draws = []
+    for _ in range(N_RESAMPLES):
+        row_weights = known.weights * rng.exponential(size=len(known))
+        class_weights = rng.dirichlet(np.ones(len(classes)))
+        samples = rng.multinomial(len(novelty), counts / len(novelty))
+        drawn_shares = _unknown_shares(
+            _fractions(known_bins, row_weights), class_weights @ classes, samples
+        )
+        drawn = rng.binomial(counts, drawn_shares)
+        draws.append((drawn.sum(), drawn[N_BINS:].sum()))
+    low, high = np.percentile(draws, INTERVAL, axis=0)
+    return UnknownEstimate(
+        float(point),
+        (float(low[0]), float(high[0])),
+        float(filed),
+        (float(low[1]), float(high[1])),
+    )
+
+
+def _fractions(
+    bins: NDArray[np.int64], weights: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return the fraction of some rows, or of their weight, in each bin."""
+    totals = np.bincount(bins, weights, 2 * N_BINS)
+    return np.asarray(totals / totals.sum())
+
+
+def _unknown_shares(
+    known: NDArray[np.float64],
+    unknown: NDArray[np.float64],
+    counts: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Return the probability that a sample of each bin is of an unknown class.
+
+    Parameters
+    ----------
+    known, unknown : ndarray of shape (2 * N_BINS,)
+        Fraction of known and of unknown rows in each bin. The last half is filed.
+    counts : ndarray of shape (2 * N_BINS,)
+        Samples in each bin.
+    """
+    far = np.zeros(2 * N_BINS)
+    far[N_BINS - 1] = 1.0
+    parts = np.stack([known, unknown, far]) + _SMALLEST_FRACTION
+    parts = parts / parts.sum(axis=1, keepdims=True)
+    fractions = np.array([0.6, 0.3, 0.1])
+    posterior = parts
+    for _ in range(_EM_STEPS):
+        posterior = fractions[:, None] * parts
+        posterior = posterior / posterior.sum(axis=0)
+        fractions = posterior @ counts / counts.sum()
+    return np.asarray(np.clip(1.0 - posterior[0], 0.0, 1.0))
