@@ -1032,13 +1032,16 @@ class Classifier(IncrementalClassifier):
     def _work(self, n_rows: int) -> float:
         """Return the approximate operations to learn or predict rows, and to solve.
 
-        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
+        That is n k^2 for n rows and k columns of the statistics, and k^3 + 2 C k^2 to
+        solve for C class means.
         """
+        n_classes = 0
         if "_state" in vars(self):
             order = float(self._state.model.state.order)
+            n_classes = len(self._state.model.counts)
         else:
             order = float(min(n_rows, self.n_units or _USUAL_WIDTH))
-        return (n_rows + order) * order**2
+        return (n_rows + order + 2 * n_classes) * order**2
 
     @_with_threads_for_rows
     def _settle(self) -> None:
