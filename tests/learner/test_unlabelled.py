@@ -117,8 +117,9 @@ def test_learn_unlabelled_failure_leaves_the_learner_unchanged(data, learner):
     strange = (
         np.arange(1, 8)[:, None] * -rows[labels == "dog"].mean(axis=0) + 1e-3 * rows[:7]
     )
-    with refused(learner, InputError, "none of the 7 samples"):
-        learner.learn_unlabelled(strange)
+    taught = Learner(None, options=SMALL).fit(data[1])
+    with refused(taught, InputError, "none of the 7 samples"):
+        taught.learn_unlabelled(strange)
     one = Learner(None, options=SMALL).fit(data[0][0], ["ant"] * 12)
     with refused(one, LabelError, "at least two learned classes"):
         one.learn_unlabelled(data[1][0])
