@@ -42,7 +42,7 @@ STRICTNESS = {
     "some": FilingLimits(0.15, 0.7),
     "many": FilingLimits(0.3, 0.7),
 }
-"""FilingLimits by how many samples of unknown classes are expected."""
+"""Limits by how many samples of unknown classes are expected."""
 
 USUAL = "some"
 """Default strictness."""
@@ -263,50 +263,81 @@ def estimate_unknown(
     >>> found.unknown > 25
     True
     """
-    known = calibration.known_rows()
     unknown = calibration.unknown_rows()
     n_classes = len(np.unique(unknown.codes))
     if n_classes < MIN_UNKNOWN_CLASSES or not len(novelty):
         return None
-    threshold = calibration.threshold(limits.false_alarm)
-    edges = np.array([calibration.threshold(rate) for rate in BIN_ALARMS])
-
-    def bins(
-        scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
-        is_filed = (scores <= threshold) & (probabilities >= limits.probability)
-        return np.asarray(np.searchsorted(edges, scores) + N_BINS * is_filed)
-
-    known_bins = bins(known.novelty, known.probability)
-    counts = np.bincount(bins(novelty, probability), minlength=2 * N_BINS)
-    known_fractions = _fractions(known_bins, known.weights)
-    unknown_bins = bins(unknown.novelty, unknown.probability)
+    binning = _Binning.of(calibration, limits)
+    known = calibration.known_rows()
+    known_bins = binning.of_rows(known.novelty, known.probability)
+    unknown_bins = binning.of_rows(unknown.novelty, unknown.probability)
     per_class = [
         _fractions(unknown_bins[unknown.codes == code]) for code in range(n_classes)
     ]
+    known_fractions = _fractions(known_bins, known.weights)
     # One more class, which looks known, stands for the classes not measured.
-    classes = np.stack([*per_class, known_fractions])
-    shares = _unknown_shares(known_fractions, classes.mean(axis=0), counts)
-    point = shares @ counts
-    filed = shares[N_BINS:] @ counts[N_BINS:]
+    class_fractions = np.stack([*per_class, known_fractions])
+    sample_bins = binning.of_rows(novelty, probability)
+    counts = np.bincount(sample_bins, minlength=2 * N_BINS)
+    shares = _unknown_shares(known_fractions, class_fractions.mean(axis=0), counts)
+
     rng = np.random.default_rng(derive_seed(seed, "strictness", "bootstrap"))
     draws = []
     for _ in range(N_RESAMPLES):
         row_weights = known.weights * rng.exponential(size=len(known))
-        class_weights = rng.dirichlet(np.ones(len(classes)))
-        samples = rng.multinomial(len(novelty), counts / len(novelty))
+        class_weights = rng.dirichlet(np.ones(len(class_fractions)))
         drawn_shares = _unknown_shares(
-            _fractions(known_bins, row_weights), class_weights @ classes, samples
+            _fractions(known_bins, row_weights),
+            class_weights @ class_fractions,
+            rng.multinomial(len(novelty), counts / len(novelty)),
         )
-        drawn = rng.binomial(counts, drawn_shares)
-        draws.append((drawn.sum(), drawn[N_BINS:].sum()))
-    low, high = np.percentile(draws, INTERVAL, axis=0)
+        # The fraction per bin is expected; the number of unknown samples varies.
+        draws.append(rng.binomial(counts, drawn_shares))
+    unknown_counts = np.array(draws)
     return UnknownEstimate(
-        float(point),
-        (float(low[0]), float(high[0])),
-        float(filed),
-        (float(low[1]), float(high[1])),
+        unknown=float(shares @ counts),
+        unknown_interval=_interval(unknown_counts.sum(axis=1)),
+        filed=float(shares[N_BINS:] @ counts[N_BINS:]),
+        filed_interval=_interval(unknown_counts[:, N_BINS:].sum(axis=1)),
     )
+
+
+def _interval(draws: NDArray[np.int64]) -> tuple[float, float]:
+    """Return the interval of bootstrap draws (N_RESAMPLES,)."""
+    low, high = np.percentile(draws, INTERVAL)
+    return float(low), float(high)
+
+
+class _Binning(NamedTuple):
+    """The bins of samples: by novelty, the first half not filed, the second filed.
+
+    Parameters
+    ----------
+    edges : ndarray of shape (N_BINS - 1,)
+        Edges between bins of novelty, ascending.
+    threshold : float
+        Largest novelty of filed samples.
+    probability : float
+        Smallest probability of filed samples.
+    """
+
+    edges: NDArray[np.float64]
+    threshold: float
+    probability: float
+
+    @classmethod
+    def of(cls, calibration: Calibration, limits: FilingLimits) -> _Binning:
+        """Return the bins of a model, with the same fractions of known samples."""
+        edges = np.array([calibration.threshold(rate) for rate in BIN_ALARMS])
+        threshold = calibration.threshold(limits.false_alarm)
+        return cls(edges, threshold, limits.probability)
+
+    def of_rows(
+        self, novelty: NDArray[np.float64], probability: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """Return the bin of each row, from 0 to ``2 * N_BINS - 1``."""
+        is_filed = (novelty <= self.threshold) & (probability >= self.probability)
+        return np.asarray(np.searchsorted(self.edges, novelty) + N_BINS * is_filed)
 
 
 def _fractions(
