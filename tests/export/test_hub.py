@@ -15,6 +15,7 @@ import pytest
 from huggingface_hub import file_download
 from tests.export.hub_stand_in import TOKEN, Hub, running_hub
 from tests.learner.toys import Letters
+from tests.samples import separated_rows
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
@@ -72,7 +73,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 @pytest.fixture
 def data() -> tuple[np.ndarray, np.ndarray]:
     y = np.arange(120) % 4
-    return np.random.default_rng(0).normal(size=(120, 6)) + 4.0 * np.eye(6)[y], y
+    return separated_rows(y, 6), y
 
 
 def small(data: Any) -> Learner:

@@ -27,6 +27,8 @@ from evergrow.core.errors import InputError
 mlflow = pytest.importorskip("mlflow.pyfunc")
 pandas = pytest.importorskip("pandas")
 
+from tests.samples import separated_rows  # noqa: E402
+
 from evergrow.export.mlflow import log_model, predict_frame, save_model  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +40,7 @@ pytestmark = [
 
 @pytest.fixture
 def frame() -> Any:
-    X = (
-        np.random.default_rng(0).normal(size=(90, 4))
-        + 4.0 * np.eye(4)[np.arange(90) % 3]
-    )
+    X = separated_rows(np.arange(90) % 3, 4)
     return pandas.DataFrame(X, columns=["a", "b", "c", "d"])
 
 

@@ -15,6 +15,7 @@ from tests.commands import evergrow
 from tests.extending.conftest import registered
 from tests.extending.last_row import LastRow
 from tests.learner.toys import write_folder
+from tests.samples import separated_rows
 from torch import Tensor, nn
 
 from evergrow import Classifier, Learner, SCLClassifier
@@ -192,9 +193,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
     y = np.repeat(range(4), 20)
-    return rng.normal(size=(80, 8)) + 4 * np.eye(8)[y], y
+    return separated_rows(y, 8), y
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.head.models import map_scores
+from tests.samples import separated_rows
 
 from evergrow.core.errors import FileFormatError, UnsupportedError
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
@@ -37,9 +38,8 @@ OURS = [
 
 
 def data(classes: tuple[int, ...] = (0, 1, 2)) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(sum(classes))
     y = np.repeat(classes, 15)
-    return rng.normal(size=(len(y), 6)) + 3 * np.eye(6)[y], y
+    return separated_rows(y, 6, distance=3.0, seed=sum(classes)), y
 
 
 def fitted(name: str) -> IncrementalClassifier:

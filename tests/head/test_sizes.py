@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.head.models import SOLVERS, create_state, with_solver
 from tests.head.test_heads import OURS, SMALL
+from tests.samples import separated_rows
 
 from evergrow import Classifier, SCLClassifier
 from evergrow.core.errors import EvergrowError, InputError, NumericalError, UnlearnError
@@ -25,9 +26,8 @@ RECOMMENDED = {"normalize": "none", "n_units": 40, "random_state": 0}
 
 
 def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
     y = np.repeat(range(4), 30)
-    return rng.normal(size=(120, 10)) + 4 * np.eye(10)[y], y
+    return separated_rows(y, 10, seed=seed), y
 
 
 def accuracy(model: Any, size: float) -> float:

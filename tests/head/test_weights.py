@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.head.models import small
+from tests.samples import separated_rows
 
 from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
 from evergrow.head import Classifier, SCLClassifier
@@ -20,9 +21,8 @@ head = partial(small, n_units=40)
 
 @pytest.fixture(scope="module")
 def data() -> Data:
-    rng = np.random.default_rng(0)
     y = np.arange(300) % 5
-    return rng.normal(size=(300, 10)) + 3.0 * np.eye(10)[y], y
+    return separated_rows(y, 10, distance=3.0), y
 
 
 @pytest.mark.parametrize("solver", ["dense", "compact"])

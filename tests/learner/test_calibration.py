@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from tests.learner.toys import Data, part
+from tests.learners import small_learner
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
@@ -133,14 +133,10 @@ def clouds(per_class: int, classes: int = 12, seed: int = 0) -> Data:
     return 1.5 * centres[y] + rng.normal(size=(len(y), 16)), y
 
 
-def small(**options: Any) -> Learner:
-    return Learner(None, options={"n_units": 60, **options}, device="cpu")
-
-
 @pytest.fixture(scope="module")
 def stream() -> Learner:
     data = clouds(40)
-    learner = small().fit(part(data, 0, 1, 2, 3))
+    learner = small_learner(60).fit(part(data, 0, 1, 2, 3))
     return learner.partial_fit(part(data, 4, 5, 6)).partial_fit(part(data, 7, 8))
 
 
@@ -165,7 +161,7 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     # Features are brought to one length, so that far things are those of another
     # direction.
     assert (
-        small(normalize="none")
+        small_learner(60, normalize="none")
         .fit(part(clouds(40), 0, 1, 2))
         .is_unknown(100.0 + test[0])
         .all()
@@ -175,7 +171,7 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
 def test_merging_joins_both_sides_in_any_order() -> None:
     data = clouds(30)
     X = clouds(5, seed=3)[0]
-    base = small().fit(part(data, 0, 1, 2))
+    base = small_learner(60).fit(part(data, 0, 1, 2))
 
     def side(*labels: int) -> Learner:
         return (
@@ -199,7 +195,7 @@ def test_merging_joins_both_sides_in_any_order() -> None:
 
 def test_one_row_of_a_class_adds_only_to_the_unknown(stream: Learner) -> None:
     data = clouds(40)
-    learner = small().fit(part(data, 0, 1, 2))
+    learner = small_learner(60).fit(part(data, 0, 1, 2))
     temperature = learner.head_.temperature_
     with pytest.warns(FewSamplesWarning):
         learner.partial_fit((data[0][data[1] == 3][:1], np.array([3])))
@@ -213,7 +209,7 @@ def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:
     X = np.repeat(10.0 * np.eye(8)[:4], 20, axis=0)
     y = np.repeat(np.arange(4), 20)
     X = X + 0.01 * np.random.default_rng(0).normal(size=X.shape)
-    learner = small().fit((X, y))
+    learner = small_learner(60).fit((X, y))
     assert learner.head_.temperature_ > 10 * TEMPERATURES[0]
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from tests.learner.toys import Colours, Letters, image
 from tests.learners import small_learner
+from tests.samples import separated_rows
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evergrow import Learner
@@ -34,9 +35,8 @@ CLASSES = 12
 
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
     y = np.arange(240) % CLASSES
-    return rng.normal(size=(240, 14)) + 5.0 * np.eye(14)[y], y
+    return separated_rows(y, 14, distance=5.0), y
 
 
 # -- labels ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.samples import separated_rows
 
 from evergrow import Learner
 from evergrow.core.archive import Archive, write_archive
@@ -123,7 +124,7 @@ OPTIONS = {"n_units": 20}
 
 
 def rows(axis: int = 0) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(30, 5)) + 8.0 * np.eye(5)[axis]
+    return separated_rows(np.full(30, axis), 5, distance=8.0)
 
 
 def empty() -> Learner:

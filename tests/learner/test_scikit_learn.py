@@ -31,6 +31,7 @@ from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tests.learner.toys import Colours, Letters, image, refused
 from tests.learners import small_learner
+from tests.samples import separated_rows
 
 from evergrow import Classifier, Learner
 from evergrow.core.errors import (
@@ -51,7 +52,7 @@ NAMES = ["width", "height", "depth", "weight"]
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
     y = np.arange(90) % 3
-    return np.random.default_rng(0).normal(size=(90, 4)) + 4.0 * np.eye(4)[y], y
+    return separated_rows(y, 4), y
 
 
 def as_pandas(X: np.ndarray, names: Any = NAMES) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.learner.toys import Data, part
+from tests.learners import small_learner
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
@@ -30,12 +31,8 @@ def clouds(per_class: int = 30, classes: int = 8, seed: int = 0) -> Data:
     return centres[y] + rng.normal(size=(len(y), 12)), y
 
 
-def small(**options: Any) -> Learner:
-    return Learner(None, options={"n_units": 40, **options}, device="cpu")
-
-
 def first_of(*classes: int, **options: Any) -> Learner:
-    return small(**options).fit(part(clouds(), *classes))
+    return small_learner(**options).fit(part(clouds(), *classes))
 
 
 def require_equal(
@@ -313,7 +310,7 @@ def test_the_order_of_samples_plays_no_part() -> None:
 
 def test_the_last_sample_leaves_an_empty_model() -> None:
     X, y = later("old class")
-    learner = small().fit(X, y).unlearn(X, y)
+    learner = small_learner().fit(X, y).unlearn(X, y)
     assert learner.state_.calibration.n_rows == 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewSamplesWarning)
