@@ -218,7 +218,7 @@ def _choose_metric(
     head: Any = learner.head_
     labels: NDArray[np.str_] = np.empty(0, dtype=np.str_)
     if known is not None:
-        X, labels = labelled_features(learner, known)
+        X, labels, _ = labelled_features(learner, known)
     elif len(X):
         labels = np.asarray(head.predict(X), dtype=np.str_)
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
