@@ -115,6 +115,8 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     ------
     InputError
         If test data is given and the learners take different kinds of samples.
+    NotFittedError
+        If a learner has learned nothing yet.
 
     Examples
     --------
@@ -241,7 +243,9 @@ def measured_change(
 ) -> Iterator[None]:
     """Test a learner before and after a change in the block.
 
-    The result is stored in the change log, as ``state_.history[-1].tested``.
+    The result is stored in the change log, as ``state_.history[-1].tested``. Nothing is
+    stored if the block did not change the learner. Unreadable images do not count, if
+    ``extract`` of the learner sets ``on_error="skip"``.
 
     Parameters
     ----------

@@ -95,7 +95,11 @@ def group_unknown(
     Raises
     ------
     InputError
-        If no sample looks novel.
+        If no sample looks novel, or `unknown` has a number that is no row of `data`.
+    UnsupportedError
+        If the method of the learner cannot score novelty.
+    NotFittedError
+        If nothing was learned yet, or the calibration has no held-out sample.
 
     Examples
     --------

@@ -113,7 +113,10 @@ def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     Raises
     ------
     InputError
-        If the data has fewer than two classes, or too few samples per class.
+        If the data has fewer than two classes, or a median of fewer than three samples
+        per class.
+    UnsupportedError
+        If the method of the learner cannot be trained anew with the same layer.
 
     Examples
     --------
