@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import json
+import operator
 import os
 import posixpath
 import re
@@ -40,6 +43,7 @@ ROOMS = (
     *(f".lab.{part}" for part in ("methods", "streams", "report", "checks")),
 )
 FENCE = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
+DEFAULT = re.compile(r"^(\w+(?:, \w+)*) : .*, default=(.+)$", flags=re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -144,6 +148,86 @@ def test_the_reference_has_a_page_for_every_room_that_is_public():
     shown = set(re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE))
     assert {f"evergrow{room}" for room in ROOMS} <= shown | {"evergrow"}
     assert {"evergrow.Learner", "evergrow.SCLClassifier"} <= shown
+
+
+def documented_objects():
+    """Return functions and classes of the reference, as the site's parser loads them."""
+    griffe = pytest.importorskip("griffe", reason="needs evergrow[docs]")
+    package = griffe.load(
+        "evergrow",
+        search_paths=[ROOT / "src"],
+        docstring_parser="numpy",
+        docstring_options={"warnings": False},
+        extensions=griffe.load_extensions(ROOT / "website" / "docstrings.py"),
+    )
+    pending = []
+    for page in PAGES:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        shown = re.findall(r"^::: evergrow\.([\w.]+)$", text, re.MULTILINE)
+        pending += [package[name] for name in shown]
+    found = {}
+    while pending:
+        entry = pending.pop()
+        entry = entry.final_target if entry.is_alias else entry
+        if entry.path in found or not entry.path.startswith("evergrow."):
+            continue
+        if entry.is_function or entry.is_class:
+            found[entry.path] = entry
+        if entry.is_class:
+            pending += [member for member in entry.members.values() if member.is_public]
+        if entry.is_module:
+            pending += [entry[name] for name in entry.exports or ()]
+    return found.values()
+
+
+def signature_of(entry):
+    module = importlib.import_module(entry.module.path)
+    name = entry.path.removeprefix(f"{module.__name__}.")
+    return inspect.signature(operator.attrgetter(name)(module)).parameters
+
+
+def test_the_defaults_in_the_reference_are_those_of_the_code():
+    n_compared = 0
+    for entry in documented_objects():
+        if entry.docstring is None:
+            continue
+        names = vars(importlib.import_module(entry.module.path))
+        described = [
+            parameter
+            for section in entry.docstring.parsed
+            if section.kind.value == "parameters"
+            for parameter in section.value
+        ]
+        actual = signature_of(entry) if described else {}
+        for parameter in described:
+            if parameter.name not in actual:
+                continue
+            default = actual[parameter.name].default
+            place = f"{entry.path}({parameter.name})"
+            if default is inspect.Parameter.empty:
+                assert parameter.value in (None, "()", "{}"), place
+                continue
+            assert parameter.value is not None, place
+            if repr(default) == "<factory>":
+                continue
+            assert eval(str(parameter.value), names) == default, place
+            n_compared += 1
+    assert n_compared > 100
+
+
+def test_the_defaults_in_docstrings_are_those_of_the_code():
+    n_compared = 0
+    for entry in documented_objects():
+        if entry.docstring is None:
+            continue
+        documented = DEFAULT.findall(entry.docstring.value)
+        actual = signature_of(entry) if documented else {}
+        for names, text in documented:
+            for name in names.split(", "):
+                default = actual[name].default
+                assert ast.literal_eval(text) == default, f"{entry.path}({name})"
+                n_compared += 1
+    assert n_compared > 50
 
 
 def site_hooks():

@@ -1,6 +1,7 @@
 import base64
 import dataclasses
 import io
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -274,3 +275,30 @@ def test_evaluate_keeps_samples_only_on_request(shell, model, first):
     X = np.load(first)["X_test"]
     np.testing.assert_array_equal(kept.predicted, learner.predict(X))
     np.testing.assert_allclose(kept.certainty, learner.predict_proba(X).max(axis=1))
+
+
+def test_an_unreadable_image_of_unknown_data_exits_with_1(shell, image_model, images):
+    others = Path("others", "moth")
+    others.mkdir(parents=True)
+    for number in range(2):
+        shutil.copy(images / "lying" / f"{number}.png", others)
+    (others / "broken.png").write_bytes(b"not an image")
+    values = shell.json(
+        *("evaluate", image_model, images, "--unknown", "others"),
+        *("--on-error", "skip"),
+        code=1,
+    )
+    assert [Path(name).name for name in values["left_out"]] == ["broken.png"]
+    assert values["unknown"]["n_unknown"] == 2
+
+
+def test_an_unreadable_image_of_the_curve_exits_with_1(shell, image_model, images):
+    for part in ("train", "test"):
+        shutil.copytree(images, Path("parts", part))
+    Path("parts", "train", "lying", "broken.png").write_bytes(b"not an image")
+    values = shell.json(
+        "evaluate", image_model, "parts", "--curve", "--on-error", "skip", code=1
+    )
+    assert values["left_out"] == []
+    left_out = values["curve"]["left_out"]
+    assert [Path(name).name for name in left_out] == ["broken.png"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +87,19 @@ def test_suggest_group_and_drift(run, files):
         run("drift", model, files / "labelled.npz", "--labelled", "--json")
     )
     assert 0 <= values["share"] <= 1
+
+
+def test_an_unreadable_image_of_the_data_exits_with_1(shell, image_model, images):
+    commands = [
+        ("suggest", image_model, images, "-n", 3),
+        ("drift", image_model, images),
+    ]
+    for command in commands:
+        shell.run(*command, "--on-error", "skip")
+    Path(images, "lying", "broken.png").write_bytes(b"not an image")
+    for command in commands:
+        shell.run(*command, code=2)  # the default is --on-error raise
+        shell.run(*command, "--on-error", "skip", code=1)
 
 
 def test_curve_is_printed_and_in_the_report(run, files):

@@ -145,6 +145,12 @@ def test_a_config_with_entities_is_not_parsed() -> None:
     )
 
 
+@pytest.mark.parametrize("extra", ["<!-- pick one -->", "<![CDATA[a < b]]>"])
+def test_a_config_with_comments_or_cdata_has_its_names(extra: str) -> None:
+    config = CONFIG.replace("<View>", f"<View>{extra}")
+    assert config_names(config, "texts") == ("intent", "msg", "body")
+
+
 RECORDED = Path(__file__).parent / "data" / "label_studio.jsonl"
 """Requests of Label Studio 1.23.2 for a project of texts."""
 

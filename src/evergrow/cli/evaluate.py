@@ -35,9 +35,9 @@ def evaluate_command(
 ) -> Answer:
     """Measure accuracy, recall and precision, and list the most confused classes.
 
-    If DATA has train and test splits, only test is used. Classes in DATA that the model
-    has not learned do not count in the accuracy. Like the data of --unknown, they test
-    the detection of unknown samples.
+    If DATA has train and test splits, the test split is evaluated, and --curve uses the
+    train split. Classes in DATA that the model has not learned do not count in the
+    accuracy. Like the data of --unknown, they test the detection of unknown samples.
 
     For example:
 
@@ -51,8 +51,8 @@ def evaluate_command(
 
       evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
 
-    Exit codes: 0 done; 1 done but the accuracy is below --min-accuracy or images were
-    left out (--on-error skip); 2 bad input; 130 interrupted.
+    Exit codes: 0 done; 1 done but the accuracy is below --min-accuracy, or images of
+    DATA or --unknown were left out (--on-error skip); 2 bad input; 130 interrupted.
 
     Parameters
     ----------
@@ -64,55 +64,46 @@ def evaluate_command(
     min_accuracy
         Exit with code 1 if accuracy is below this.
     curve
-        Also train on parts of DATA, and estimate how much accuracy ten more samples per
-        class would add.
+        Also learn 1, 2, 5, ... samples per class of DATA, and estimate how much
+        accuracy ten more samples per class would add. MODEL is not changed.
     """
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, run)
     data_options = columns.data_options()
-    job = None
+    values: dict[str, Any] = {"model": str(model), "data": data}
     if sharding.engine is not None:
         from evergrow.data import read
 
         sharding.reject(report=report, unknown=unknown, curve=curve)
         source = read(data, data_options, part="test")
-        result, job = sharding.run(
+        result, job_report = sharding.run(
             lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm),
             model=model,
             quiet=run.as_json,
         )
-    else:
-        from evergrow.data.inputs import read_labelled, read_unknown
+        values |= {**result.to_dict(), "report": None, "engine": job_report.to_values()}
+        cautions = [*_low_accuracy(result, min_accuracy), *job_report.summary()]
+        return Answer(values, _evaluation_lines(result), cautions)
 
-        kind = learner.state_.kind
-        unknown_samples = None
-        if unknown is not None:
-            unknown_samples = read_unknown(unknown, kind, options=data_options)
-        result = learner.evaluate(
-            read_labelled(data, "test", kind, data_options),
-            unknown=unknown_samples,
-            false_alarm=false_alarm,
-            keep_samples=report is not None,
-        )
-    values: dict[str, Any] = {
-        "model": str(model),
-        "data": data,
+    from evergrow.data.inputs import read_labelled, read_unknown
+
+    kind = learner.state_.kind
+    unknown_samples = None
+    if unknown is not None:
+        unknown_samples = read_unknown(unknown, kind, options=data_options)
+    result = learner.evaluate(
+        read_labelled(data, "test", kind, data_options),
+        unknown=unknown_samples,
+        false_alarm=false_alarm,
+        keep_samples=report is not None,
+    )
+    values |= {
         **result.to_dict(),
         "report": None if report is None else str(report),
     }
     lines = _evaluation_lines(result)
-    cautions = []
-    # "not >=" is also true if the accuracy is NaN.
-    if min_accuracy is not None and not result.accuracy >= min_accuracy:
-        cautions.append(
-            f"accuracy is {percent(result.accuracy)}, below the "
-            f"{percent(min_accuracy)} of --min-accuracy"
-        )
-    if job is not None:
-        values["engine"] = job.to_values()
-        return Answer(values, lines, [*cautions, *job.summary()])
-
+    n_left_out = len(result.left_out)
     picture = ""
     if curve:
         from evergrow.tools.learning_curves import curve_svg, learning_curve
@@ -123,13 +114,25 @@ def evaluate_command(
         lines += _curve_lines(found)
         picture = curve_svg(found)
         values["curve"] = found.to_values()
+        n_left_out += len(found.left_out)
     done = ""
     if report is not None:
         _write_report(report, result, model, data, picture)
         lines += ["", f"report in {report}"]
         done = f"{report} was written"
-    code = skipped_code(len(result.left_out))
-    return Answer(values, lines, cautions, code, done=done)
+    cautions = _low_accuracy(result, min_accuracy)
+    return Answer(values, lines, cautions, skipped_code(n_left_out), done=done)
+
+
+def _low_accuracy(result: Evaluation, min_accuracy: float | None) -> list[str]:
+    """Return a warning if the accuracy is below ``--min-accuracy``."""
+    # "not >=" is also true if the accuracy is NaN.
+    if min_accuracy is None or result.accuracy >= min_accuracy:
+        return []
+    return [
+        f"accuracy is {percent(result.accuracy)}, below the "
+        f"{percent(min_accuracy)} of --min-accuracy"
+    ]
 
 
 def _write_report(

@@ -56,9 +56,10 @@ def fit_command(
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
-    With --engine the model is the same, but it learns shard by shard; a shard is a part
-    of the data. The folder MODEL.engine, or --set out_dir=..., keeps finished shards,
-    and the same command resumes an interrupted job. MODEL.engine is removed at the end.
+    With --engine, several processes learn the data shard by shard; a shard is a part of
+    the data. With up to 20,000 samples, the model is the same up to rounding. The
+    folder MODEL.engine, or --set out_dir=..., keeps finished shards, and the same
+    command resumes an interrupted job. MODEL.engine is removed at the end.
 
     Exit codes: 0 learned; 1 learned but images were left out (--on-error skip); 2 bad
     input, or the model exists and --force is missing, and nothing was written; 3

@@ -213,7 +213,8 @@ def serve_command(
 ) -> Answer:
     """Serve the models of a folder as a web page and an HTTP API.
 
-    No data leaves this machine, and no sample is stored. When a client gets the answer
+    All data stays on this machine. Samples are not stored, except images that the owner
+    of a model chooses to keep on the page. When a client gets the answer
     to a change, the change is on disk. Other commands may change the same files
     meanwhile. Ctrl-C stops the service after the current change.
 

@@ -55,7 +55,8 @@ def suggest_command(
       evergrow suggest intents.evg questions.csv --out list.csv
 
     Exit codes: 0 listed; 1 fewer than -n were listed, because the others are
-    near-duplicates; 2 bad input; 130 interrupted.
+    near-duplicates, or images of DATA were left out (--on-error skip); 2 bad input; 130
+    interrupted.
 
     Parameters
     ----------
@@ -78,8 +79,9 @@ def suggest_command(
     labelled = None
     if learned is not None:
         labelled, _ = read_samples(learner.state_.kind, [learned], columns=columns)
+    features = learner.encode(samples)
     found = tools.suggest(
-        learner, samples, n, novel_fraction=unknown_share, labelled=labelled
+        learner, features, n, novel_fraction=unknown_share, labelled=labelled
     )
     items = [names[row] for row in found.rows]
     reasons = [
@@ -100,7 +102,9 @@ def suggest_command(
     cautions = []
     if len(items) < n:
         cautions.append(f"only {len(items)} samples differ enough to be suggested")
-    return Answer(values, table(["item", "reason"], suggestions), cautions)
+    lines = table(["item", "reason"], suggestions)
+    code = model_files.skipped_code(len(features.failures))
+    return Answer(values, lines, cautions, code)
 
 
 @command("group", panel="Predict and inspect")
@@ -124,7 +128,8 @@ def group_command(
     With --out, then give the folders the names of the new classes, and learn them:
     evergrow update birds.evg groups/
 
-    Exit codes: 0 grouped; 2 bad input, or nothing looks unknown; 130 interrupted.
+    Exit codes: 0 grouped; 1 grouped but images of DATA were left out (--on-error skip);
+    2 bad input, or nothing looks unknown; 130 interrupted.
 
     Parameters
     ----------
@@ -147,7 +152,8 @@ def group_command(
         labelled = read_labelled(
             known, "train", learner.state_.kind, columns.data_options()
         )
-    found = tools.group_unknown(learner, samples, n_groups=groups, known=labelled)
+    features = learner.encode(samples)
+    found = tools.group_unknown(learner, features, n_groups=groups, known=labelled)
     items_by_group = {
         f"group-{number:03d}": [names[row] for row in rows]
         for number, rows in enumerate(found.rows, 1)
@@ -164,7 +170,7 @@ def group_command(
         *table(["group", "samples", "most typical"], rows, ["samples"]),
         f"{n_known} look like a learned class and are in no group",
     ]
-    return Answer(values, lines)
+    return Answer(values, lines, code=model_files.skipped_code(len(features.failures)))
 
 
 @command("drift", panel="Predict and inspect")
@@ -187,7 +193,8 @@ def drift_command(
     Lists the classes whose samples changed, with a p value: the probability of this
     difference, or a larger one, without any change.
 
-    Exit codes: 0 tested, also if classes changed; 2 bad input; 130 interrupted.
+    Exit codes: 0 tested, also if classes changed; 1 tested but images were left out
+    (--on-error skip); 2 bad input; 130 interrupted.
 
     Parameters
     ----------
@@ -205,10 +212,12 @@ def drift_command(
             data, "all", learner.state_.kind, columns.data_options()
         )
         labels = samples.required_labels()
-        found = tools.drift(learner, samples, labels, false_alarm=false_alarm)
+        features = learner.encode(samples)
+        found = tools.drift(learner, features, labels, false_alarm=false_alarm)
     else:
         unlabelled, _ = read_samples(learner.state_.kind, [data], columns=columns)
-        found = tools.drift(learner, unlabelled, false_alarm=false_alarm)
+        features = learner.encode(unlabelled)
+        found = tools.drift(learner, features, false_alarm=false_alarm)
     changed = [entry for entry in found.classes if entry.changed]
     tested = plural(len(found.classes), "tested class", "tested classes")
     rows = [
@@ -228,7 +237,7 @@ def drift_command(
         "untested": found.untested,
         "classes": [vars(entry) for entry in found.classes],
     }
-    return Answer(values, lines)
+    return Answer(values, lines, code=model_files.skipped_code(len(features.failures)))
 
 
 def _copy_files(groups: Mapping[str, Sequence[str]], folder: Path) -> None:

@@ -132,7 +132,7 @@ class ShardMerge:
         self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._left_out: set[int] = set()
         # Nodes whose file is written, as far as they are not part of a larger sum.
-        self._done = set(self._recovered(self._root))
+        self._done = set(self._recover(self._root))
 
     def run(self, tick: Callable[[int, str], None]) -> Path:
         """Learn and sum all missing nodes. Return the file of the total.
@@ -189,20 +189,20 @@ class ShardMerge:
         for child in node.children:
             yield from self._ready(child)
 
-    def _recovered(self, node: Node) -> Iterator[Node]:
-        """Yield the highest nodes that an earlier run wrote, and count their shards.
+    def _recover(self, node: Node) -> list[Node]:
+        """Return the highest nodes whose files an earlier run of this job completed.
 
-        Nodes below them are not checked.
+        A file counts if it holds exactly the node's shards, with their fingerprints.
+        Nodes below it are not checked. Adds the reports of its shards to the job's
+        report.
         """
         reports = read_or_none(read_part_reports, node.file(self._job)) or {}
         found = {number: report.shard for number, report in reports.items()}
         expected = {str(leaf): self._job.fingerprint(leaf) for leaf in node.leaves}
         if found == expected:
             self._report.shards.update(reports)
-            yield node
-            return
-        for child in node.children:
-            yield from self._recovered(child)
+            return [node]
+        return [found for child in node.children for found in self._recover(child)]
 
     def _file(self, node: Node) -> Path:
         return node.file(self._job, self._left_out)

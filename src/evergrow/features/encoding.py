@@ -519,7 +519,7 @@ class _Encoding:
                     # failures than the new blocks.
                     chunk = next(self._computed([rows], self.components))
                 if entry is not None and is_writable:
-                    is_writable = _store(entry, rows, chunk)
+                    is_writable = _store_if_final(entry, rows, chunk)
                 yield chunk
 
     def _missing_blocks(self, stored: Sequence[set[str]]) -> FeatureRecipe:
@@ -751,13 +751,17 @@ class _Encoding:
         )
 
 
-def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
-    """Store a chunk, unless failures may be temporary.
+def _store_if_final(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
+    """Store a chunk in the cache, and return whether the cache is still writable.
+
+    A chunk with failures that may be temporary is not stored, so that a later run reads
+    its samples again.
 
     Returns
     -------
     bool
-        False if it cannot be written. A warning says why.
+        False after a write error, with a warning. True otherwise, also if the chunk was
+        not stored.
     """
     if any(failure.temporary for failure in chunk.failures):
         return True

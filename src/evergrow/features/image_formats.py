@@ -74,7 +74,7 @@ _DEEP_UNITS_IN_PYTHON = 1200
 
 _MAX_JPEG_SEGMENTS = 2000  # before the first scan
 _MAX_JPEG_PADDING = 65_536  # bytes outside of segments before the first scan
-_MAX_PNG_ANCILLARY = 1000
+_MAX_PNG_OTHER_CHUNKS = 1000  # chunks without pixels
 _GIF_HEADER = 13  # bytes
 _MAX_GIF_BLOCKS = 20_000  # before the first frame
 _MAX_TIFF_ENTRIES = 4096
@@ -265,31 +265,33 @@ def _read_jpeg_header(data: bytes) -> tuple[int, int]:
 def _check_png(file: BinaryIO) -> None:
     """Raise :class:`ImageError` for too many chunks, or two colour profiles.
 
-    Pillow reads all of them when it opens a file.
+    Pillow parses every chunk: those before the pixels when it opens the file, and the
+    others when it loads the pixels. Many small chunks take a long time.
     """
     size = file.seek(0, io.SEEK_END)
     position = 8
     chunks = 0
-    ancillary = 0
+    other_chunks = 0
     profiles = 0
     while len(head := _read_at(file, position, 8)) == 8:
         length, kind = struct.unpack(">I4s", head)
         chunks += 1
         if kind not in (b"IDAT", b"fdAT", b"fcTL"):
-            ancillary += 1
+            other_chunks += 1
         if kind == b"iCCP":
             profiles += 1
-        most_chunks = _MAX_PNG_ANCILLARY + size // 1000
-        if chunks > most_chunks or ancillary > _MAX_PNG_ANCILLARY:
+        # Encoders write pixels in chunks of several kB.
+        max_chunks = _MAX_PNG_OTHER_CHUNKS + size // 1000
+        if chunks > max_chunks or other_chunks > _MAX_PNG_OTHER_CHUNKS:
             raise ImageError(
-                f"a PNG file must have at most {_MAX_PNG_ANCILLARY:,} chunks beside "
-                "its pixels, and those of a thousand bytes"
+                f"a PNG file must have at most {_MAX_PNG_OTHER_CHUNKS:,} chunks "
+                "besides its pixels, and at most one more per 1,000 bytes of the file"
             )
         if profiles > 1:
             raise ImageError("a PNG file must have at most one colour profile")
         if kind == b"IEND":
             break
-        position += 12 + length
+        position += 12 + length  # length, kind and checksum take 12 bytes
 
 
 def _check_gif(file: BinaryIO) -> None:

@@ -283,6 +283,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         Returns
         -------
         self
+
+        Raises
+        ------
+        ParameterError
+            If a parameter is out of range.
+        InputError
+            If X is not a finite matrix.
+        LabelError
+            If there is not one label per row, or labels are of several types.
         """
         return self._begin(X, y, None)
 
@@ -384,6 +393,11 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
         Raises
         ------
+        InputError
+            If X is not a finite matrix of the right width, or a weight is negative.
+        LabelError
+            If there is not one label per row, or a label is of another type than before
+            or not in `classes`.
         UnsupportedError
             If the head does not support weights, and they are not all one.
         """

@@ -169,8 +169,8 @@ class Classifier(IncrementalClassifier):
     shape_directions : int, default=128
         Number of directions, from the first batch, in which the second moments of every
         class are kept. The denoised readout uses them to model the shape of each class.
-        0 keeps none. A class with n samples takes ``8 k (n + 1)`` bytes, but at most
-        ``4 k (k + 3)``.
+        0 keeps none. With k directions, a class with n samples takes ``8 k (n + 1)``
+        bytes, but at most ``4 k (k + 3)``.
     blocks : tuple of int or None, default=None
         Widths of blocks of features that stand side by side, such as several depths of
         a backbone, each scaled to equal energy. The denoised readout chooses a weight
@@ -752,6 +752,11 @@ class Classifier(IncrementalClassifier):
 
         Another site or worker can train it, and :meth:`merge` adds the result.
         ``partial_fit`` keeps the shared layer; ``fit`` builds a new one.
+
+        Returns
+        -------
+        Classifier
+            With the same parameters, and without classes.
         """
         self._require_started()
         child = self.branch()
@@ -891,6 +896,8 @@ class Classifier(IncrementalClassifier):
 
         Raises
         ------
+        LabelError
+            If a label was never learned.
         UnlearnError
             If more samples of a class are given than were learned, or if some cannot
             have been learned.
@@ -927,7 +934,7 @@ class Classifier(IncrementalClassifier):
 
         Parameters
         ----------
-        labels : iterable
+        labels : str or iterable
             Classes to remove.
 
         Returns

@@ -131,14 +131,23 @@ def with_merged_classes(state: Snapshot, names: Iterable[Any], into: Any) -> Sna
 
 
 def forgotten(state: Snapshot, names: Iterable[Any]) -> Snapshot:
-    """Remove whole classes; without the last one the state is empty.
+    """Remove whole classes, with their held-out rows.
 
-    Held-out rows of these classes are removed from the calibration too.
+    If no class remains, the new state is empty and can be trained again.
+
+    Parameters
+    ----------
+    state : Snapshot
+        The current state.
+    names : iterable of str
+        Classes to remove.
 
     Raises
     ------
     LabelError
-        If a class was never learned.
+        If there are no names, or a class was never learned.
+    UnsupportedError
+        If the head cannot forget classes.
     """
     removed = sorted({str(name) for name in names})
     if not removed:

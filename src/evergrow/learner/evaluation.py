@@ -147,7 +147,8 @@ class Evaluation:
     seconds : float
         Time taken, including feature extraction.
     left_out : tuple of str
-        Names of unreadable items, which were skipped.
+        Names of unreadable items, which were skipped: of the labelled data, then of
+        the data of unknown classes.
     unknown : OpenWorld or None
         Quality of the novelty detection; None if there were no unknown samples.
     samples : SampleAnswers or None
@@ -290,7 +291,8 @@ def evaluate_learner(
     answers = _join_answers(chunks)
     unknown_novelty = np.empty(0)
     if unknown is not None:
-        unknown_novelty = _novelty_of_unknown(learner, unknown)
+        unknown_novelty, unreadable = _novelty_of_unknown(learner, unknown)
+        left_out += unreadable
     result = evaluate_predictions(
         answers.true,
         answers.predicted,
@@ -347,8 +349,17 @@ def _join_answers(chunks: Sequence[SampleAnswers]) -> SampleAnswers:
     return replace(chunks[0], **joined)
 
 
-def _novelty_of_unknown(learner: Learner, unknown: Any) -> NDArray[np.float64]:
+def _novelty_of_unknown(
+    learner: Learner, unknown: Any
+) -> tuple[NDArray[np.float64], list[str]]:
     """Return the novelty of samples; samples labelled with known classes are ignored.
+
+    Returns
+    -------
+    novelty : ndarray of shape (n,)
+        Novelty score of each readable sample.
+    left_out : list of str
+        Names of unreadable samples.
 
     Raises
     ------
@@ -364,7 +375,8 @@ def _novelty_of_unknown(learner: Learner, unknown: Any) -> NDArray[np.float64]:
             "unknown must contain classes that the model does not know, got known "
             "classes only"
         )
-    return learner.novelty_score(learner.encode(samples))
+    features = learner.encode(samples)
+    return learner.novelty_score(features), [name for name, _ in features.failures]
 
 
 # -- evaluating predictions ------------------------------------------------------------

@@ -310,6 +310,10 @@ class Learner(Estimator):
         kind : {"image", "text", "features"}, optional
             The type of the samples. Not needed if a backbone is named, or None.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
         ParameterError
@@ -354,6 +358,9 @@ class Learner(Estimator):
     ) -> Self:
         """Forget everything and learn.
 
+        A backbone chosen by :meth:`begin` is kept. An unreadable image raises an error;
+        if ``extract`` sets ``on_error="skip"``, it is left out with a warning.
+
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
@@ -371,10 +378,11 @@ class Learner(Estimator):
             Weight per sample: 2 equals giving the sample twice, 0 leaving it out.
             ``state_.counts`` still counts samples. Needs a method that takes weights.
         engine : Engine, optional
-            Train on several processes or machines, shard by shard, with the exact
-            result, for example ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is
-            then an address that every worker can read. The layer is built from 20,000
-            random samples, or from all if there are no more.
+            Train on several processes or machines, shard by shard, for example
+            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that
+            every worker can read. The layer is built from 20,000 random samples, or
+            from all if there are no more. With up to 20,000 samples, the result equals
+            that without an engine up to rounding.
 
         Returns
         -------
@@ -382,6 +390,11 @@ class Learner(Estimator):
 
         Raises
         ------
+        DatasetNotFoundError
+            If ``data`` names no folder or file.
+        InputError
+            If ``data`` has no samples or is malformed, or no sample of a class can be
+            read.
         LabelError
             If labels are missing, too many or of several types.
         UnsupportedError
@@ -485,12 +498,17 @@ class Learner(Estimator):
             If ``again`` is false and a batch was learned before. Nothing is learned
             then.
         LabelError
-            If a label has another type than before, or is not in ``classes``.
+            If a label is not in ``classes``, or labels are names and the model has
+            integers or booleans. A model with names learns integers as names.
+        InputError, DatasetNotFoundError, UnsupportedError
+            As for :meth:`fit`.
 
         Warns
         -----
         FewSamplesWarning
             As for :meth:`fit`, if a class is added to those with few samples.
+        DataWarning
+            If integers add a class to a model with names.
         """
         is_empty = self._state is None or self._state.is_empty
         if engine is not None:
@@ -542,6 +560,8 @@ class Learner(Estimator):
             If every sample looks unknown. Nothing has changed then.
         LabelError
             If the model knows fewer than two classes.
+        UnsupportedError
+            If the method cannot learn samples without labels.
 
         Examples
         --------
@@ -574,6 +594,17 @@ class Learner(Estimator):
         ----------
         factor : float
             0 < factor <= 1.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ParameterError
+            If the factor is outside of this range.
+        UnsupportedError
+            If the method cannot reduce the weight of what it learned.
         """
         self._require_method("fade")
         self._state = edits.faded(self._require_fitted(), factor)
@@ -584,18 +615,25 @@ class Learner(Estimator):
     def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
         """Remove whole classes, so that they are never predicted again.
 
-        Needs no data and no backbone. A model without its last class is empty and can
-        be trained again.
+        Needs no data and no backbone. Held-out scores of the classes are removed from
+        the calibration too. If no class remains, the model is empty and can be trained
+        again.
 
         Parameters
         ----------
         names : label or iterable of labels
             Classes to remove.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
         LabelError
-            If a class was never learned.
+            If there are no names, or a class was never learned.
+        UnsupportedError
+            If the method cannot remove classes.
         """
         labels = [names] if isinstance(names, (str, int)) else list(names)
         self._state = edits.forgotten(self._require_fitted(), labels)
@@ -611,11 +649,11 @@ class Learner(Estimator):
     ) -> Self:
         """Remove samples: the learner then equals one that never saw them.
 
-        A learner without its last sample is empty. Held-out scores of the samples are
-        removed from the calibration too. Scores of other samples that were measured
-        while the removed ones were learned do not change;
+        If no sample remains, the learner is empty and can be trained again. Held-out
+        scores of the samples are removed from the calibration too. Scores of other
+        samples that were measured while the removed ones were learned do not change;
         ``state_.history[-1].influenced_scores`` is the largest possible number of
-        these.
+        these. The layer, which the first ``fit`` built, does not change either.
 
         Parameters
         ----------
@@ -630,10 +668,20 @@ class Learner(Estimator):
             Remove everything that :meth:`learn_unlabelled` learned instead. Predictions
             are then bit for bit those without it. ``data`` must be left out.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
+        LabelError
+            If a class was never learned.
         UnlearnError
-            If they were never learned, or with other weights.
+            If samples were never learned, or with another label or weight.
+        UnsupportedError
+            If the method cannot unlearn.
+        ParameterError
+            If both or none of ``data`` and ``unlabelled`` are given.
         """
         if unlabelled == (data is not None):
             raise ParameterError("unlearn must be given either data or unlabelled=True")
@@ -656,11 +704,15 @@ class Learner(Estimator):
         names : mapping of str to str
             New names by old names.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
         LabelError
-            If a class was never learned, or if the new name belongs to another class;
-            use :meth:`merge_classes` to merge two.
+            If there are no names, a class was never learned, or a new name belongs to
+            another class; use :meth:`merge_classes` to merge two.
 
         Examples
         --------
@@ -688,6 +740,10 @@ class Learner(Estimator):
         into : str
             Name of the merged class: a new name, or that of a class, which is then
             merged too.
+
+        Returns
+        -------
+        self
 
         Raises
         ------
@@ -722,12 +778,19 @@ class Learner(Estimator):
         target : str
             The class to move them to; it may be new.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
         LabelError
-            If ``source`` was never learned, or no sample has that label.
+            If ``source`` was never learned, no sample has that label, or ``target`` is
+            the same class.
         UnlearnError
             If samples were never learned as ``source``.
+        UnsupportedError
+            If the method cannot unlearn.
         """
         state = self._require_fitted()
         source, target = edits.check_move(state, source, target)
@@ -771,11 +834,17 @@ class Learner(Estimator):
             The learner that both were copied from, if they were. What it knows is
             counted once. Since then, both may only have learned or merged.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
         MergeError
-            If backbones or layers differ, or samples would be counted twice. The
-            message names the difference.
+            If backbones, layers or label types differ, samples would be counted twice,
+            or `base` is no common ancestor. The message names the difference.
+        UnsupportedError
+            If the method cannot merge.
         """
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
@@ -806,6 +875,16 @@ class Learner(Estimator):
         -------
         ndarray of shape (n,)
             Labels, in the type passed to ``fit``.
+
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned yet. The other methods raise it too.
+        InputError
+            If there are no samples, or they are of another type than the learned ones.
+        ImageError
+            If an image cannot be read, also if ``extract`` sets ``on_error="skip"``;
+            :meth:`ask` can skip it.
         """
         head = self.head_
         names = self._apply(lambda X: np.asarray(head.predict(X), dtype=np.str_), items)
@@ -837,6 +916,16 @@ class Learner(Estimator):
         ----------
         items : object
             As for :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            Each row sums to 1, also for samples that look unknown.
+
+        Raises
+        ------
+        UnsupportedError
+            If the method has no probabilities.
         """
         head = self._require_method("predict_proba")
         return self._sort_columns(
@@ -850,6 +939,15 @@ class Learner(Estimator):
         ----------
         items : object
             As for :meth:`predict`.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+
+        Raises
+        ------
+        UnsupportedError
+            If the method cannot score novelty.
         """
         return self._apply(self._require_method("novelty_score").novelty_score, items)
 
@@ -862,9 +960,21 @@ class Learner(Estimator):
         ----------
         items : object
             As for :meth:`predict`.
-        false_alarm : float
-            Fraction of known samples that may be called unknown. The threshold is
-            calibrated on held-out samples of every batch.
+        false_alarm : float, default=0.05
+            Fraction of known samples that may be called unknown, between 0 and 1. The
+            threshold is calibrated on held-out samples of every batch; with few samples
+            the actual fraction can differ by a multiple.
+
+        Returns
+        -------
+        ndarray of bool of shape (n,)
+
+        Raises
+        ------
+        UnsupportedError
+            If the method cannot score novelty.
+        NotFittedError
+            If nothing was learned yet, or the calibration has no held-out sample.
         """
         threshold = self._require_fitted().threshold(false_alarm)
         # A NaN counts as unknown.
@@ -879,6 +989,12 @@ class Learner(Estimator):
             As for :meth:`predict`.
         on_error : {"raise", "skip"}, optional
             As for :meth:`ask`.
+
+        Returns
+        -------
+        Features
+            One row per readable sample. ``rows`` has their row numbers among the items,
+            and ``failures`` names the unreadable ones.
         """
         return join_features(list(self._encode_chunks(items, on_error)))
 
@@ -905,6 +1021,13 @@ class Learner(Estimator):
         Returns
         -------
         Answers
+            One row per readable sample. It has scores in place of probabilities if the
+            method has no probabilities.
+
+        Raises
+        ------
+        UnsupportedError
+            If ``false_alarm`` is given and the method cannot score novelty.
         """
         state = self._require_fitted()
         threshold = None
@@ -984,11 +1107,13 @@ class Learner(Estimator):
             Labelled data. If it has train and test splits, only test is used. Samples
             of classes that the model does not know are counted separately and used as
             unknown samples. Labels are compared by name, whatever their type.
+            Unreadable images raise an error; if ``extract`` sets ``on_error="skip"``,
+            they are left out and named in the result.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         unknown : path-like, Dataset, FeatureSet, (items, labels) or items, optional
             More unknown samples. If they have labels, known classes are ignored.
-        false_alarm : float
+        false_alarm : float, default=0.05
             Fraction of known samples that may be called unknown.
         keep_samples : bool, default=False
             Whether to return the prediction and probability of each sample.
@@ -996,6 +1121,13 @@ class Learner(Estimator):
         Returns
         -------
         Evaluation
+
+        Raises
+        ------
+        InputError
+            If there are no samples, or `unknown` has samples of known classes only.
+        UnsupportedError
+            If `unknown` is given and the method cannot score novelty.
         """
         return evaluate_learner(
             self,
@@ -1009,12 +1141,20 @@ class Learner(Estimator):
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy; samples of classes never learned count as wrong.
 
+        An unreadable image raises an error, also if ``extract`` sets
+        ``on_error="skip"``.
+
         Parameters
         ----------
         data, y
             As for :meth:`evaluate`.
         sample_weight : array-like of shape (n,), optional
             Weight per sample.
+
+        Returns
+        -------
+        float
+            Fraction of correct predictions, weighted.
         """
         head = self.head_
         kind = self.state_.kind
@@ -1037,12 +1177,13 @@ class Learner(Estimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file atomically; it does not contain the backbone weights.
 
-        See :mod:`evergrow.learner.modelfile` for files with a history.
+        An existing file is replaced, and its earlier revisions are not kept;
+        :func:`evergrow.learner.modelfile.commit` keeps them.
 
         Parameters
         ----------
         path : path-like
-            The file to write, for example ``birds.evg``.
+            The file to write, for example ``birds.evg``. Its folder must exist.
         """
         write_archive(path, self.state_.to_archive())
 
@@ -1086,6 +1227,8 @@ class Learner(Estimator):
             If the file is not a learner, is damaged or was altered.
         NewerSchemaError
             If a newer evergrow wrote it.
+        FileNotFoundError
+            If there is no such file.
         """
         if not isinstance(source, Archive):
             name = name or os.fspath(source)
@@ -1124,7 +1267,16 @@ class Learner(Estimator):
         """Set constructor arguments by name, for the next :meth:`fit`.
 
         ``options__NAME`` sets a single head option, as in a grid search of
-        scikit-learn. Unknown names raise an error.
+        scikit-learn.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such argument. The names of options are checked by ``fit``.
 
         Examples
         --------

@@ -39,7 +39,7 @@ def create_app(config: ServeConfig) -> FastAPI:
     Parameters
     ----------
     config : ServeConfig
-        All settings.
+        All settings. `host`, `port` and `lan` matter for :func:`run_server` only.
 
     Raises
     ------

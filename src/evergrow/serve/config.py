@@ -74,13 +74,16 @@ class Limits:
     connections_per_address : int
         Open connections of one address. More are closed immediately. Behind a proxy,
         all connections have the address of the proxy.
-    header_seconds, body_seconds : float
-        Maximum time to receive the head of a request, and maximum time between two
-        pieces of its body.
+    header_seconds : float
+        Maximum time to receive the head of a request.
+    body_seconds : float
+        Maximum time between two pieces of a request body.
     lock_seconds : float
         How long a change waits for another process that is changing the same file.
-    kept_images, kept_bytes : int
-        Number and total size of the images of one model stored on the server.
+    kept_images : int
+        Number of images of one model stored on the server.
+    kept_bytes : int
+        Total size of the images of one model stored on the server.
     open_models : int
         Models held in memory. The least recently used ones are closed and read again
         when needed.
@@ -152,7 +155,7 @@ class Tokens:
 
     Examples
     --------
-    >>> from evergrow.serve.config import Tokens
+    >>> from evergrow.serve import Tokens
     >>> text = "teach 0123456789abcdef anna\nread fedcba9876543210"
     >>> tokens = Tokens.parse(text, "tokens.txt")
     >>> tokens.find("Bearer 0123456789abcdef").name
@@ -268,7 +271,8 @@ class ServeConfig:
     port : int
         Port to bind. 0 selects a free port.
     tokens : Tokens
-        Access tokens. If empty, everybody on this machine has full access.
+        Access tokens, for example from :meth:`Tokens.parse`. If empty, everybody on
+        this machine has full access.
     lan : bool
         Whether phones in the local network get access, over TLS and with a token that
         is valid for one hour.
@@ -290,10 +294,19 @@ class ServeConfig:
     label_studio_token : str
         Access token of this Label Studio.
 
+    Raises
+    ------
+    ParameterError
+        If `port` is not a port number, `lan` is used with another host than a loopback
+        address, or such a host has no tokens.
+
     Examples
     --------
     >>> from pathlib import Path
-    >>> from evergrow.serve.config import ServeConfig
+    >>> from evergrow.serve import ServeConfig, Tokens
+    >>> tokens = Tokens.parse("teach 0123456789abcdef anna", "tokens.txt")
+    >>> ServeConfig(Path("models"), host="0.0.0.0", tokens=tokens).port
+    8080
     >>> ServeConfig(Path("models"), host="0.0.0.0")
     Traceback (most recent call last):
         ...

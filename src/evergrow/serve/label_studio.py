@@ -84,7 +84,8 @@ class ConfigNames(NamedTuple):
 def config_names(config: str | None, kind: str) -> ConfigNames:
     """Return the names in a label config. Missing names get their defaults.
 
-    A missing, too long or malformed config gives default names only.
+    Of several ``Choices``, the first one counts. A config that is missing, too long,
+    malformed, or has a document type (``<!DOCTYPE``) gives default names only.
 
     Parameters
     ----------
@@ -103,17 +104,17 @@ def config_names(config: str | None, kind: str) -> ConfigNames:
     """
     if not config or len(config) > _MAX_CONFIG_CHARACTERS:
         return ConfigNames()
-    # "<!" can begin the definition of an entity, which can expand to gigabytes.
-    if "<!" in config:
+    # A document type can define entities, which can expand to gigabytes.
+    if "<!DOCTYPE" in config:
         return ConfigNames()
     try:
         root = ElementTree.fromstring(config)
     except (ElementTree.ParseError, ValueError, RecursionError):
         return ConfigNames()
     control = next((tag.attrib for tag in root.iter("Choices")), {})
-    shown = _object_of(control.get("toName"), root, kind)
-    object_name = control.get("toName") or shown.get("name", "sample")
-    value = shown.get("value", "")
+    object_tag = _object_of(control.get("toName"), root, kind)
+    object_name = control.get("toName") or object_tag.get("name", "sample")
+    value = object_tag.get("value", "")
     key = value.removeprefix("$") if value.startswith("$") else ""
     return ConfigNames(control.get("name", "choice"), object_name, key)
 

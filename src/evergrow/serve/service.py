@@ -276,14 +276,21 @@ class Service:
     def warm_up(self) -> None:
         """Load libraries and backbones, so that the first requests do not wait.
 
+        Encodes one sample with the backbones of the first eight models. Without models,
+        the default backbone of images is used, unless the service is read-only. Also
+        exempts the objects loaded so far from garbage collection, and closes models
+        beyond `open_models`. A backbone that cannot be loaded is logged.
+
         Called once, in a thread of its own.
         """
-        limit_torch(1)
+        limit_torch(1)  # requests that arrive meanwhile need the other cores
+        # Fitting imports the methods. The calibration after an edit imports SciPy,
+        # which takes seconds.
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
         gc.collect()
-        # A full garbage collection would visit all loaded modules and block every
-        # request for half a second.
+        # A garbage collection would visit all loaded modules and block every request
+        # for half a second, unless they are exempt.
         gc.freeze()
         names = self.store.names()[:_MAX_WARM_MODELS]
         for name in names:

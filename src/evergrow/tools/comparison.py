@@ -18,7 +18,7 @@ from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change, Snapshot, Tested, changed_names
-from evergrow.tools.labelled_data import labelled_features
+from evergrow.tools.labelled_data import LabelledFeatures, labelled_features
 
 _SHOWN_RESULTS = (
     "n_samples",
@@ -115,6 +115,8 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     ------
     InputError
         If test data is given and the learners take different kinds of samples.
+    NotFittedError
+        If a learner has learned nothing yet.
 
     Examples
     --------
@@ -241,7 +243,9 @@ def measured_change(
 ) -> Iterator[None]:
     """Test a learner before and after a change in the block.
 
-    The result is stored in the change log, as ``state_.history[-1].tested``.
+    The result is stored in the change log, as ``state_.history[-1].tested``. Nothing is
+    stored if the block did not change the learner. Unreadable images do not count, if
+    ``extract`` of the learner sets ``on_error="skip"``.
 
     Parameters
     ----------
@@ -280,7 +284,7 @@ def measured_change(
     if start is not None:
         rows = labelled_features(learner, samples)
         if not start.is_empty:
-            before = _evaluate(learner, *rows)
+            before = _evaluate(learner, rows)
     yield
     now = _state(learner)
     history_before = () if start is None else start.history
@@ -288,7 +292,7 @@ def measured_change(
         return
     if rows is None:
         rows = labelled_features(learner, samples)
-    tested = _tested(before, _evaluate(learner, *rows))
+    tested = _tested(before, _evaluate(learner, rows))
     latest = replace(now.history[-1], tested=tested)
     learner.state_ = replace(learner.state_, history=(*now.history[:-1], latest))
 
@@ -301,10 +305,10 @@ def _state(learner: Learner) -> Snapshot | None:
         return None
 
 
-def _evaluate(
-    learner: Learner, X: NDArray[Any], labels: NDArray[np.str_]
-) -> Evaluation:
-    return evaluate_predictions(labels, _predict(learner, X), learner.state_.classes)
+def _evaluate(learner: Learner, rows: LabelledFeatures) -> Evaluation:
+    return evaluate_predictions(
+        rows.labels, _predict(learner, rows.X), learner.state_.classes
+    )
 
 
 def _tested(before: Evaluation | None, after: Evaluation) -> Tested:

@@ -90,7 +90,7 @@ class DataCheck:
     unread : tuple of str
         Names of unreadable samples.
     notes : tuple of str
-        FilingLimits of the comparison.
+        Limits of the comparison, for example that only some samples were compared.
     """
 
     findings: tuple[Finding, ...]

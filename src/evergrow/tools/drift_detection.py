@@ -85,6 +85,9 @@ def drift(
 ) -> Drift:
     """Test for every class whether new samples still look like the training data.
 
+    The learner is not changed; :meth:`evergrow.Learner.fade` reduces the weight of what
+    it has learned.
+
     Parameters
     ----------
     learner : Learner
@@ -99,11 +102,16 @@ def drift(
     Returns
     -------
     Drift
+        One test per predicted class with enough samples.
 
     Raises
     ------
     InputError
         If no class has enough samples.
+    UnsupportedError
+        If the method of the learner cannot score novelty.
+    NotFittedError
+        If nothing was learned yet, or the calibration has no held-out sample.
 
     Examples
     --------

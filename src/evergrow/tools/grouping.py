@@ -95,7 +95,11 @@ def group_unknown(
     Raises
     ------
     InputError
-        If no sample looks novel.
+        If no sample looks novel, or `unknown` has a number that is no row of `data`.
+    UnsupportedError
+        If the method of the learner cannot score novelty.
+    NotFittedError
+        If nothing was learned yet, or the calibration has no held-out sample.
 
     Examples
     --------
@@ -218,7 +222,7 @@ def _choose_metric(
     head: Any = learner.head_
     labels: NDArray[np.str_] = np.empty(0, dtype=np.str_)
     if known is not None:
-        X, labels = labelled_features(learner, known)
+        X, labels, _ = labelled_features(learner, known)
     elif len(X):
         labels = np.asarray(head.predict(X), dtype=np.str_)
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)

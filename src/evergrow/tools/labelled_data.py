@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,25 @@ if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
 
-def labelled_features(
-    learner: Learner, data: Any, y: Any = None
-) -> tuple[NDArray[Any], NDArray[np.str_]]:
+class LabelledFeatures(NamedTuple):
+    """Feature vectors and class names of the samples that could be read.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Feature vectors.
+    labels : ndarray of str of shape (n,)
+        Class name of each row.
+    left_out : tuple of str
+        Names of unreadable items, which were skipped.
+    """
+
+    X: NDArray[Any]
+    labels: NDArray[np.str_]
+    left_out: tuple[str, ...]
+
+
+def labelled_features(learner: Learner, data: Any, y: Any = None) -> LabelledFeatures:
     """Return feature vectors and class names of labelled samples.
 
     Parameters
@@ -24,18 +40,15 @@ def labelled_features(
         A fitted learner.
     data, y : object
         Labelled samples, in any form that `Learner.fit` takes.
-
-    Returns
-    -------
-    X : ndarray of shape (n, d)
-        Feature vectors of the samples that could be read.
-    labels : ndarray of str of shape (n,)
-        Class name of each row.
     """
     vectors = []
     labels = []
+    left_out: list[str] = []
     for samples in labelled_chunks(data, y, None, "train", learner.state_.kind):
         features = learner.encode(samples)
         vectors.append(features.X)
         labels.append(samples.required_labels()[features.rows])
-    return np.concatenate(vectors), np.concatenate(labels)
+        left_out += [name for name, _ in features.failures]
+    return LabelledFeatures(
+        np.concatenate(vectors), np.concatenate(labels), tuple(left_out)
+    )

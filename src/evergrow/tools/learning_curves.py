@@ -9,7 +9,7 @@ likely exponent c.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,8 @@ class LearningCurve:
         both ends of its 90 % interval.
     recall_gains : dict of str to float
         Gain in recall of each class from the last doubling of samples, largest first.
+    left_out : tuple of str
+        Names of unreadable items, which were skipped.
     """
 
     sizes: NDArray[np.int64]
@@ -74,6 +76,7 @@ class LearningCurve:
     median_samples: int
     gain: tuple[float, float, float]
     recall_gains: dict[str, float]
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_enough(self) -> bool:
@@ -110,7 +113,10 @@ def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     Raises
     ------
     InputError
-        If the data has fewer than two classes, or too few samples per class.
+        If the data has fewer than two classes, or a median of fewer than three samples
+        per class.
+    UnsupportedError
+        If the method of the learner cannot be trained anew with the same layer.
 
     Examples
     --------
@@ -122,11 +128,12 @@ def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     >>> learning_curve(learner, X[200:400], y[200:400]).sizes.tolist()
     [1, 2, 5, 10, 14]
     """
-    X, labels = labelled_features(learner, data, y)
+    X, labels, left_out = labelled_features(learner, data, y)
     seed = 0
     if isinstance(learner.random_state, int):
         seed = learner.random_state
-    return _measure_curve(learner.head_, X, labels, seed)
+    curve = _measure_curve(learner.head_, X, labels, seed)
+    return replace(curve, left_out=left_out)
 
 
 def _measure_curve(

@@ -152,15 +152,15 @@ def plan_sort(
         skipped.
     out : path-like
         Folder for the folders of the classes.
-    unknown : str
+    unknown : str, default="unknown"
         Name of the folder for unknown images.
-    strangers : {"few", "some", "many"}
+    strangers : {"few", "some", "many"}, default="some"
         How many images of unknown classes to expect. It sets the limits of novelty and
         probability beyond which images go to the folder ``unsure``; see
         :data:`~evergrow.tools.strictness.STRICTNESS`.
     least : float, optional
-        Another limit of probability.
-    false_alarm : float
+        Smallest probability of a class, in place of that of `strangers`.
+    false_alarm : float, default=0.05
         Fraction of known images that may be called unknown.
     earlier : sequence of SortedFile
         Rows sorted before. These files are skipped, and classes keep their folders.
@@ -391,6 +391,9 @@ def sort_folder(
 ) -> list[SortedFile]:
     """Sort the images of a folder; an interrupted earlier call is completed first.
 
+    Writes the table ``sorted.csv`` to ``out``, which :func:`undo_sort` takes. No file
+    is overwritten: a taken name gets a number.
+
     An interrupted sort of another folder into ``out`` is not completed. Its rows stay
     in the table until that folder is sorted again, or everything is undone.
 
@@ -400,7 +403,7 @@ def sort_folder(
         As for :func:`plan_sort`.
     how : {"move", "copy", "link"}
         How to put files into the folders.
-    progress : bool
+    progress : bool, default=False
         Whether to show a progress bar.
     **settings
         Passed to :func:`plan_sort`.

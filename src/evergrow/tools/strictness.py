@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FilingLimits(NamedTuple):
-    """FilingLimits between predictions that are filed and those that are unsure.
+    """Limits between predictions that are filed and those that are unsure.
 
     Parameters
     ----------

@@ -88,7 +88,17 @@ def suggest(
     Returns
     -------
     Suggestions
-        Row numbers in `data`, the most useful first.
+        Row numbers in `data`, the most useful first: uncertain samples, the smallest
+        margin first, with the novel ones spread evenly among them.
+
+    Raises
+    ------
+    InputError
+        If the learner has one class.
+    UnsupportedError
+        If the method of the learner cannot score novelty.
+    NotFittedError
+        If nothing was learned yet.
 
     Examples
     --------
