@@ -16,7 +16,7 @@ import glob
 import os
 import posixpath
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -460,7 +460,7 @@ def _existing_path(path: str, options: DataOptions) -> Path:
     raise _not_found(path)
 
 
-def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
+def search_path() -> list[Path]:
     """Return the folders in which names are looked up; the first match wins.
 
     These are the folders in ``$EVERGROW_DATA`` (separated as in ``$PATH``), then
@@ -469,11 +469,10 @@ def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
     Examples
     --------
     >>> from evergrow.data import search_path
-    >>> [folder.as_posix() for folder in search_path({"EVERGROW_DATA": "/a"})]
-    ['/a', 'data']
+    >>> search_path()[-1].as_posix()
+    'data'
     """
-    environ = os.environ if environ is None else environ
-    folders = environ.get("EVERGROW_DATA", "").split(os.pathsep)
+    folders = os.environ.get("EVERGROW_DATA", "").split(os.pathsep)
     return [*(Path(folder) for folder in folders if folder), Path("data")]
 
 

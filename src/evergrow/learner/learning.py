@@ -65,7 +65,7 @@ def encode_labelled(
     encoder: Encoder,
     state: Snapshot,
     chunks: Iterable[Samples],
-    classes: Any = None,
+    classes: Any,
 ) -> Iterator[LabelledRows]:
     """Yield labelled samples as blocks of feature vectors of bounded size.
 

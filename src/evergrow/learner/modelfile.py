@@ -562,7 +562,7 @@ def clean_folder(folder: Path) -> None:
 # -- locking --
 
 
-def _writable_path(path: StrPath, *, new: bool = False) -> Path:
+def _writable_path(path: StrPath, new: bool) -> Path:
     """Return the file of a model, behind all links, after a check that it is writable.
 
     Raises
@@ -603,7 +603,7 @@ def _lock(path: StrPath, wait: bool, *, new: bool = False) -> Iterator[History]:
     BusyError
         If another process holds the lock and `wait` is false.
     """
-    model = _writable_path(path, new=new)
+    model = _writable_path(path, new)
     past = History(model)
     if _locked.get(model) == threading.get_ident():
         yield past
