@@ -22,8 +22,11 @@ With a single class, the first term is the plain distance, and the three terms i
 span are zero.
 
 If there are at most as many classes as coordinates, K and ``K + f N^-1`` are factored
-(N: diagonal matrix of the counts). With more classes, the means span all coordinates,
-and no C x C matrix is needed: with ``B = sum n_c (m_c - m)(m_c - m)^T``,
+(N: diagonal matrix of the counts). K is singular, because the centred means, weighted
+by the counts, add up to zero. Products with K are therefore taken in an orthonormal
+basis Q, (C, C - 1), of the vectors orthogonal to the counts. With more classes, the
+means span all coordinates, and no C x C matrix is needed: with
+``B = sum n_c (m_c - m)(m_c - m)^T``,
 
     z^T (K + f N^-1)^-1 z = f (h - m)^T (A^-1 - (A + B)^-1) (h - m)
 """
@@ -72,7 +75,7 @@ class NoveltyTerms:
     energies : Tensor of shape (C,)
         Diagonal of K.
     span : CholeskyFactor or None
-        Factor of K. None if there are more classes than coordinates.
+        Factor of ``Q^T K Q``. None if there are more classes than coordinates.
     total : CholeskyFactor
         Factor of ``K + f N^-1``, or of ``A + B`` if there are more classes than
         coordinates.
@@ -134,9 +137,9 @@ class NoveltyTerms:
             centred = scatter.means - centre[:, None]
             metric = freedom * centred.T @ (solved - common[:, None])
             metric = 0.5 * (metric + metric.T)
-            # The centred means are linearly dependent. A shift this small does not
-            # change their span.
-            span = safe_cholesky(metric, shift=_SHIFT * float(energies.mean()))
+            # The shift only matters if means of classes coincide.
+            within = _without_counts(_without_counts(metric, counts).T, counts)
+            span = safe_cholesky(within, shift=_SHIFT * float(energies.mean()))
             total = safe_cholesky(metric + torch.diag(freedom / counts))
         else:
             # A + B is the Gram matrix about the mean of all rows, plus the ridge.
@@ -194,9 +197,13 @@ class NoveltyTerms:
         centred = shrinkage[:, None] * (scatter.means[:, codes].T - self.centre)
         if self.span is None:
             return self._of_centred(centred + noise)
-        products = self._products(centred) + noise
+        products = self._products(centred) + _with_counts(noise.T, counts).T
         inside, explained = self._span_energies(self.span, products)
-        inside_energy = float(self.span.half_solve(lower).square().sum())
+        # Rows vary by one dimension more than the C - 1 of the span. Without it, the
+        # score finds fewer unknown samples in models of few classes.
+        normal = torch.randn(_N_DRAWN, generator=source, dtype=torch.float64)
+        inside = inside + normal.to(counts).square()
+        inside_energy = 1.0 + float(self.span.half_solve(lower).square().sum())
         rest = max(
             self.expected_energy - inside_energy, _LEAST_REST * self.expected_energy
         )
@@ -215,8 +222,9 @@ class NoveltyTerms:
     def _noise_factor(self) -> Tensor:
         """Return a factor F of the covariance ``F F^T`` within a class.
 
-        The covariance is that of products with the class means, (C, r), or of the rows
-        themselves, (k, r), if there are more classes than coordinates.
+        The covariance is that of products with the class means in the basis Q,
+        (C - 1, r), or of the rows themselves, (k, r), if there are more classes than
+        coordinates.
         """
         scatter = self.scatter
         freedom = scatter.freedom
@@ -234,11 +242,13 @@ class NoveltyTerms:
             # Each class has one row: use the spread of the means.
             spread = means
             if self.span is not None:
-                spread = self._products(means.T)
+                spread = _without_counts(self._products(means.T).T, scatter.counts)
             return spread / math.sqrt(len(self.energies))
         fractions = scatter.counts / scatter.counts.sum()
         directions = freedom * (self.solved - (self.solved @ fractions)[:, None])
         covariance = (means - (ridge / freedom) * directions).T @ directions
+        for _ in range(2):
+            covariance = _without_counts(covariance, scatter.counts).T
         shift = _SHIFT * float(self.energies.mean())
         return safe_cholesky(scale * covariance, shift=shift).lower
 
@@ -266,7 +276,8 @@ class NoveltyTerms:
         self, span: CholeskyFactor, products: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return ``z^T K^-1 z`` and ``z^T (K + f N^-1)^-1 z`` of products z (n, C)."""
-        inside = span.half_solve(products.T).square().sum(dim=0)
+        reduced = _without_counts(products.T, self.scatter.counts)
+        inside = span.half_solve(reduced).square().sum(dim=0)
         explained = self.total.half_solve(products.T).square().sum(dim=0)
         return inside, explained
 
@@ -297,6 +308,30 @@ class NoveltyTerms:
             inverse_count,
         ]
         return torch.stack(columns, dim=1)
+
+
+def _reflection(counts: Tensor) -> Tensor:
+    """Return the unit vector v of the reflection ``I - 2 v v^T``.
+
+    It maps `counts` to the last axis. Its first C - 1 columns are the basis Q.
+    """
+    vector = counts / counts.norm()
+    vector[-1] += 1.0
+    reflection: Tensor = vector / vector.norm()
+    return reflection
+
+
+def _without_counts(X: Tensor, counts: Tensor) -> Tensor:
+    """Return ``Q^T X`` (C - 1, n) of a matrix (C, n)."""
+    vector = _reflection(counts)
+    return (X - 2.0 * torch.outer(vector, vector @ X))[:-1]
+
+
+def _with_counts(X: Tensor, counts: Tensor) -> Tensor:
+    """Return ``Q X`` (C, n) of a matrix (C - 1, n)."""
+    vector = _reflection(counts)
+    padded = torch.cat([X, X.new_zeros(1, X.shape[1])])
+    return padded - 2.0 * torch.outer(vector, vector @ padded)
 
 
 def _column_products(A: Tensor, B: Tensor) -> Tensor:
