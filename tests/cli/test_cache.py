@@ -13,8 +13,8 @@ from tests.features.extraction_toys import LetterCounter, Toy, write_images
 
 from evergrow.data.items import Texts
 from evergrow.features import encode
-from evergrow.features.batches import Chunk
 from evergrow.features.cache import CacheEntry, CacheInfo, FeatureCache
+from evergrow.features.encoding import Chunk
 
 
 def cache(*args: object, stdin: str | None = None):

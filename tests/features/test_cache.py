@@ -26,7 +26,7 @@ from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.data.items import Images, Texts
-from evergrow.features import Features, batches, create_backbone, encode, encoding
+from evergrow.features import Features, create_backbone, encode, encoding
 from evergrow.features import cache as cache_module
 from evergrow.features.cache import FeatureCache, default_root
 
@@ -305,7 +305,7 @@ def test_an_entry_of_a_newer_evergrow_is_left_alone(images: Images, root: Path) 
 
 def interrupted(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave an unfinished entry of two chunks."""
-    decode = batches.decode_image
+    decode = encoding.decode_image
 
     def stop(source: Any, **options: Any) -> Any:
         if source.name == "011.png":
@@ -313,7 +313,7 @@ def interrupted(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return decode(source, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batches, "decode_image", stop)
+        patch.setattr(encoding, "decode_image", stop)
         with pytest.raises(KeyboardInterrupt):
             encode(Toy(), images, cache=root, **SMALL)
     return the_folder(root)
@@ -381,7 +381,7 @@ def test_two_threads_decode_every_image_once(
     images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks are on open files, so that threads wait for each other as processes do."""
-    decode = batches.decode_image
+    decode = encoding.decode_image
     seen = []
     begun = threading.Event()
     go_on = threading.Event()
@@ -392,7 +392,7 @@ def test_two_threads_decode_every_image_once(
         seen.append(Path(source).name)
         return decode(source, **options)
 
-    monkeypatch.setattr(batches, "decode_image", slowly)
+    monkeypatch.setattr(encoding, "decode_image", slowly)
     monkeypatch.setattr(cache_module._LOG, "warning", lambda *told: go_on.set())
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(encode, Toy(), images, cache=root, **SMALL)

@@ -29,14 +29,13 @@ from evergrow.core.errors import (
 from evergrow.data.items import Images, Texts
 from evergrow.features import (
     EncodeConfig,
-    batches,
     create_backbone,
     encode,
     encode_batch,
     encoding,
 )
-from evergrow.features.batches import choose_workers
 from evergrow.features.cache import FeatureCache
+from evergrow.features.encoding import choose_workers
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
         "os.sched_getaffinity", lambda pid: set(range(12)), raising=False
     )
     monkeypatch.setattr(
-        "evergrow.features.batches.shutil.disk_usage",
+        "evergrow.features.encoding.shutil.disk_usage",
         lambda path: type("Usage", (), {"free": 64e6})(),
     )
     assert choose_workers("auto", 1000, gpu, 10**3) == 10
@@ -203,7 +202,7 @@ def test_a_missing_image_raises_or_is_skipped(images: Images, tmp_path: Path) ->
 def test_an_image_that_the_system_refused_is_tried_again(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = batches.decode_image
+    decode = encoding.decode_image
 
     def refuse(source: Any, **options: Any) -> Any:
         if source.name == "006.png":
@@ -212,11 +211,11 @@ def test_an_image_that_the_system_refused_is_tried_again(
 
     monkeypatch.setattr(encoding, "CHUNK", 4)
     options = {"cache": tmp_path / "cache", "on_error": "skip", "workers": 0}
-    monkeypatch.setattr(batches, "decode_image", refuse)
+    monkeypatch.setattr(encoding, "decode_image", refuse)
     for computed in (23, 4):  # still refused: only its chunk is looked at
         with pytest.warns(DataWarning, match=r"even/006\.png"):
             assert encode(Toy(), images, **options).computed == computed
-    monkeypatch.setattr(batches, "decode_image", decode)
+    monkeypatch.setattr(encoding, "decode_image", decode)
     result = encode(Toy(), images, **options)
     assert (len(result), result.computed) == (23, 4)
     assert encode(Toy(), images, **options).computed == 0
@@ -296,7 +295,7 @@ def test_images_sent_as_bytes_give_the_features_of_the_transform(
         pytest.skip("needs a CUDA device")
     backbone = create_backbone("test_vit", weights="random", device=device)
     pixels = [
-        backbone.transform(batches.decode_image(images.raw(row)))
+        backbone.transform(encoding.decode_image(images.raw(row)))
         for row in range(len(images))
     ]
     batch = torch.stack(pixels).contiguous(memory_format=torch.channels_last)

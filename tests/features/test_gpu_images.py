@@ -15,7 +15,7 @@ from PIL import Image
 
 from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, encode, encoding
-from evergrow.features.batches import ImageReader, LoadedBatch
+from evergrow.features.encoding import ImageReader, LoadedBatch
 from evergrow.features.gpu_images import GpuPreparation, RawReader
 from evergrow.features.preprocess import stack_views
 

@@ -19,8 +19,7 @@ from PIL import Image
 import evergrow
 from evergrow.core.errors import ImageError
 from evergrow.features import decode_image
-from evergrow.features.image_formats import decoding_work, open_image
-from evergrow.features.images import is_quick_to_decode
+from evergrow.features.images import decoding_work, is_quick_to_decode, open_image
 
 SERVED = 50_000_000  # pixels that the service accepts
 
@@ -155,7 +154,7 @@ def test_images_are_opened_in_one_place_only() -> None:
         for path in package.rglob("*.py")
         if opening.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"features/image_formats.py", "features/images.py"}
+    assert found == {"features/images.py"}
 
 
 # -- scans -----------------------------------------------------------------------------

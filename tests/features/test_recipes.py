@@ -25,7 +25,7 @@ from evergrow.features import (
     backbone_from_spec,
     create_backbone,
 )
-from evergrow.features.batches import Runner
+from evergrow.features.encoding import Runner
 
 
 def backbone_of(name: str, recipe: Any = "rich", **options: Any) -> ImageBackbone:

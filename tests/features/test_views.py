@@ -123,7 +123,7 @@ def test_an_image_is_decoded_once_for_all_views(
     seen: list[str] = []
     decode = decode_image
     monkeypatch.setattr(
-        "evergrow.features.batches.decode_image",
+        "evergrow.features.encoding.decode_image",
         lambda source, **how: seen.append(source.name) or decode(source, **how),
     )
     images = write_images(tmp_path, 6)

@@ -15,8 +15,7 @@ from evergrow.core.errors import FewSamplesWarning
 from evergrow.head.novelty.score import term_units, to_units
 from evergrow.head.temperature import TEMPERATURES
 from evergrow.learner import empty_copy
-from evergrow.learner.calibration import ENOUGH_ROWS
-from evergrow.learner.held_out_rows import assign_folds, row_keys
+from evergrow.learner.calibration import ENOUGH_ROWS, assign_folds, row_keys
 
 
 def test_folds_leave_something_of_every_class() -> None:

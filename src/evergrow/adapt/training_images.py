@@ -22,7 +22,7 @@ from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
 from evergrow.core.seeding import derive_seed, generator
 from evergrow.data.items import Images, Items
-from evergrow.features.batches import choose_workers, loaded_batches
+from evergrow.features.encoding import choose_workers, loaded_batches
 from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Interpolation, Preprocessing, to_bytes
 

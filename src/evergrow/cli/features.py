@@ -157,7 +157,7 @@ def _create_backbone(kind: Any, name: str, settings: dict[str, Any]) -> Any:
     the ``recipe``, which is checked first.
     """
     from evergrow.features import best_backbone, create_backbone
-    from evergrow.features.recipe import check_recipe
+    from evergrow.features.backbone import check_recipe
 
     check_recipe(settings["recipe"], "--features")
     if name == "auto":

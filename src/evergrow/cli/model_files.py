@@ -342,7 +342,7 @@ def tested_lines(change: ModelChange) -> list[str]:
     These are classes whose recall fell, and classes with few samples. Without test data
     there are no lines.
     """
-    from evergrow.learner.label_types import few_samples
+    from evergrow.learner.learning import few_samples
 
     found = change.record.tested
     if found is None:
@@ -384,7 +384,7 @@ def can_reject_unknown(learner: Learner) -> bool:
 
 def note_few_samples(learner: Learner) -> None:
     """Print a note if classes have too few samples for reliable probabilities."""
-    from evergrow.learner.label_types import ENOUGH_SAMPLES
+    from evergrow.learner.learning import ENOUGH_SAMPLES
 
     n_few = sum(
         count < ENOUGH_SAMPLES for count in learner.state_.label_counts.values()

@@ -197,7 +197,7 @@ class FileCommand(TyperCommand):
             for path in paths:
                 existing_model(path)
             if ctx.params.get("data") is not None:
-                from evergrow.data.load import check_source
+                from evergrow.data.inputs import check_source
 
                 check_source(ctx.params["data"])
         return super().invoke(ctx)

@@ -27,7 +27,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
-from evergrow.core.files import atomic_path
+from evergrow.core.files import StrPath, atomic_path
 
 SCHEMA_VERSION = 3
 """Version of the file layout. The unreleased evergrow 0.1 and 0.2 wrote 1 and 2."""
@@ -116,7 +116,7 @@ class Archive:
 
 
 def write_archive(
-    path: str | os.PathLike[str],
+    path: StrPath,
     archive: Archive,
     *,
     written: Callable[[], object] | None = None,
@@ -202,7 +202,7 @@ def as_array(tensor: Any) -> NDArray[Any]:
     return np.asarray(tensor, order="C")
 
 
-def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> Archive:
+def read_archive(path: StrPath, *, data: bytes | None = None) -> Archive:
     """Read an archive from a file, and check its layout and checksum.
 
     :func:`~evergrow.core.record.from_archive` checks the content.
@@ -256,7 +256,7 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
     return _described_by(path, head, tensors)
 
 
-def read_header(path: str | os.PathLike[str]) -> Archive:
+def read_header(path: StrPath) -> Archive:
     """Read everything except the tensors of an archive. The checksum is not checked.
 
     Parameters
@@ -279,7 +279,7 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
 
 
 def _described_by(
-    path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, NDArray[Any]]
+    path: StrPath, head: dict[str, Any], tensors: dict[str, NDArray[Any]]
 ) -> Archive:
     """Build the archive that a head describes, see :func:`_read_head`."""
     described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
@@ -335,7 +335,7 @@ class _ArchiveBuilder:
         The file, for messages.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self._path = path
         self._n_parts = 0
 
@@ -493,7 +493,7 @@ def _finite_float(word: str) -> float:
     return value
 
 
-def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
+def _read_head(path: StrPath, data: bytes) -> dict[str, Any]:
     """Return evergrow's part of a safetensors header, after checking its schema.
 
     The header is its length as an unsigned 64-bit integer, followed by JSON.

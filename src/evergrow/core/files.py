@@ -15,8 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
+
+StrPath: TypeAlias = str | os.PathLike[str]
+"""A path, as a string or an object."""
 
 _LOCK = ".lock"
 """Name of the lock file in a locked folder."""
@@ -28,7 +32,7 @@ _ABANDONED = 3600.0
 """Age in seconds of an abandoned hidden folder, on file systems without locks."""
 
 
-def real_path(path: str | os.PathLike[str]) -> Path:
+def real_path(path: StrPath) -> Path:
     """Return the path of a file with all links followed. The file may not exist yet.
 
     Parameters
@@ -59,7 +63,7 @@ def real_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def existing_model(path: str | os.PathLike[str]) -> Path:
+def existing_model(path: StrPath) -> Path:
     """Return the path of a model with all links followed.
 
     Raises
@@ -84,7 +88,7 @@ def existing_model(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def check_replaceable(path: str | os.PathLike[str]) -> None:
+def check_replaceable(path: StrPath) -> None:
     """Raise :class:`PathError` if a path exists and is read-only or not a file.
 
     Only the mode counts, so that read-only files are safe from administrators too.
@@ -105,7 +109,7 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
         )
 
 
-def check_writable_folder(folder: str | os.PathLike[str]) -> None:
+def check_writable_folder(folder: StrPath) -> None:
     """Raise :class:`PathError` unless this process can create files in a folder.
 
     Nothing is written. Administrators can write nearly everywhere except on read-only
@@ -135,9 +139,7 @@ def check_writable_folder(folder: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def atomic_path(
-    path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None
-) -> Iterator[Path]:
+def atomic_path(path: StrPath, *, like: StrPath | None = None) -> Iterator[Path]:
     """Yield a temporary path, and move it to `path` if the block succeeds.
 
     A crash or an error leaves the old file or the new one, never half of a file. The
@@ -290,7 +292,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bool]:
+def locked(folder: StrPath, *, wait: bool = False) -> Iterator[bool]:
     """Lock a folder for this process. Yield whether it is locked.
 
     It is not if the file system has no locks, or the folder is read-only.

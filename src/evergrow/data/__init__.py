@@ -7,15 +7,9 @@ makes it known.
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.data import folders, parquet, tables, webdataset  # noqa: F401
 from evergrow.data.arrays import FeatureSet, save_features
+from evergrow.data.inputs import read, search_path
 from evergrow.data.items import Dataset, Samples
-from evergrow.data.load import (
-    DataReport,
-    inspect_data,
-    load_data,
-    load_features,
-    read,
-    search_path,
-)
+from evergrow.data.load import DataReport, inspect_data, load_data, load_features
 from evergrow.data.readers import DataOptions, list_readers, register_reader
 from evergrow.data.shards import Shard, Source, source_from
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.escaping import one_line, quote_names
-from evergrow.core.files import atomic_path
+from evergrow.core.files import StrPath, atomic_path
 from evergrow.core.record import (
     NOTHING,
     Between,
@@ -242,7 +242,7 @@ class Stamp:
 # -- files -----------------------------------------------------------------------------
 
 
-def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
+def save_features(path: StrPath, data: FeatureSet) -> None:
     """Write a feature set to a file for :func:`load_features`, atomically.
 
     Parameters
@@ -578,7 +578,7 @@ class ArraySource(Source):
         """Return the widths of blocks that a file states, or nothing."""
         file: ArrayFile = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
-        if array.is_pixels or STAMP not in file.texts:
+        if array.is_pixels:
             return ()
         return file.metadata(array.shape[1]).widths
 
@@ -658,18 +658,15 @@ class ArraySource(Source):
         if file.arrays[key].is_pixels:
             images = Images(np.ascontiguousarray(values))
             return Samples("image", images, labels=labels, row_names=names)
-        widths = self._widths(name)
-        features = join_blocks(as_features(values, file.title, start), widths)
-        backbone: dict[str, Any] = {}
-        if STAMP in file.texts:
-            backbone = file.metadata(features.shape[1]).backbone
+        features = as_features(values, file.title, start)
+        metadata = file.metadata(features.shape[1])
         return Samples(
             "features",
-            features=features,
+            features=join_blocks(features, metadata.widths),
             labels=labels,
             row_names=names,
-            widths=widths,
-            origin=backbone,
+            widths=metadata.widths,
+            origin=metadata.backbone,
         )
 
     def samples(self) -> Samples:

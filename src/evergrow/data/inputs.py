@@ -3,11 +3,19 @@
 Accepted are paths, images, arrays, texts, features, data frames and streams. Objects of
 pandas, polars, Pillow and torch are recognised by their class names, so that these
 libraries need not be imported.
+
+Labels become class names: ``str(label)``, so that model files, the command line and
+exports only handle strings. A model also stores the type of its labels: strings
+("name"), integers or booleans. :func:`as_labels` converts names back.
 """
 
 from __future__ import annotations
 
+import difflib
+import glob
 import os
+import posixpath
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,14 +25,30 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
-from evergrow.core.validation import as_weights, is_instance_of
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    InputError,
+    LabelError,
+    ParameterError,
+)
+from evergrow.core.files import StrPath
+from evergrow.core.validation import as_weights, is_instance_of, with_changes
+from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.feature_blocks import as_features
+from evergrow.data.folders import is_hidden, test_file_of, unwrapped
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
-from evergrow.data.load import name_of, read, warn_about
-from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
-from evergrow.data.shards import ListedSource
+from evergrow.data.readers import (
+    DEFAULTS,
+    DataOptions,
+    file_suffixes,
+    reader_of_file,
+    reader_of_folder,
+)
+from evergrow.data.shards import ListedSource, Source, make_source
+from evergrow.data.storage import Tree, check_address, is_remote
+from evergrow.data.webdataset import is_webdataset
 
 Part = Literal["train", "test", "all"]
 """Part of a data set. A source without parts is always read completely."""
@@ -95,7 +119,7 @@ def read_labelled(
 
 
 def read_parts(
-    source: str | os.PathLike[str], options: DataOptions | None = None
+    source: StrPath, options: DataOptions | None = None
 ) -> Dataset | FeatureSet:
     """Return the data at a path or under a name, and warn of probable mistakes.
 
@@ -205,7 +229,7 @@ def read_unknown(
 
 
 def _from_text_or_path(
-    value: str | os.PathLike[str], kind: str | None, options: DataOptions
+    value: StrPath, kind: str | None, options: DataOptions
 ) -> Samples:
     """Return the samples at a path, or a string that is not a path as one text."""
     # Unlike Path.is_file, os.path.isfile accepts texts too long for a file name.
@@ -237,7 +261,7 @@ def _from_existing_path(path: Path, kind: str | None, options: DataOptions) -> S
     return replace(found, labels=None)
 
 
-def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
+def _from_paths(paths: Sequence[StrPath]) -> Samples:
     """Return image files as samples, or raise for the first one that is missing."""
     missing = [os.fspath(path) for path in paths if not os.path.isfile(path)]
     if missing:
@@ -322,6 +346,228 @@ def _from_features(array: NDArray[Any]) -> Samples:
             f"got {array.dtype} of shape {array.shape}"
         )
     return Samples("features", features=as_features(array, "features"))
+
+
+# -- paths, addresses and names --------------------------------------------------------
+
+
+def read(
+    source: StrPath, options: DataOptions | None = None, **settings: Any
+) -> Source:
+    r"""Return the data at a path, at an address or under a name as a source.
+
+    The reader is chosen here; samples are listed and read on use.
+
+    Parameters
+    ----------
+    source : str or path-like
+        - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid,
+          validation), one folder per class, training and test lists or tables,
+          WebDataset tars, Parquet or feature files, a saved Hugging Face data set;
+        - a file: ``.npz`` arrays; a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet``
+          table of ``text,label`` or ``path,label``; a ``.json`` export of Label Studio;
+          a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
+        - a pattern of such files, such as ``train-*.tar``;
+        - an fsspec address (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of such
+          a folder or file;
+        - the name of a file or folder in :func:`search_path`.
+    options : DataOptions, optional
+        How to read the data.
+    **settings
+        Fields of :class:`DataOptions`; they override ``options``.
+
+    Returns
+    -------
+    Source
+        With :meth:`~Source.samples`, :meth:`~Source.chunks` and :meth:`~Source.shards`.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such data; the message suggests a similar name.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.data import read
+    >>> rows = "text,label\nbuy now,spam\nsee you,mail\n"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "a.csv").write_text(rows)
+    ...     source = read(f"{folder}/a.csv")
+    ...     shards = source.shards(rows=1, size=1 << 20)
+    ...     [source.read(shard).labels.tolist() for shard in shards]
+    [['spam'], ['mail']]
+    """
+    chosen = with_changes(options or DEFAULTS, settings, "data setting")
+    text = os.fspath(source)
+    if not text.strip():
+        raise ParameterError(
+            f"an address must be a path, or have a scheme, got {text!r}"
+        )
+    check_address(text)
+    tree, pattern = _split_source(text, chosen)
+    is_archive = pattern.lower().endswith(ARCHIVE_SUFFIXES)
+    reader = chosen.layout
+    if reader == "auto" or (is_archive and reader != "webdataset"):
+        reader = _detect_reader(tree, pattern)
+    return make_source(reader, tree, pattern, chosen)
+
+
+def _split_source(text: str, options: DataOptions) -> tuple[Tree, str]:
+    """Return a folder, and the file or pattern in it that a source names, or ""."""
+    scheme, mark, path = text.rpartition("://")
+    remote = is_remote(text)
+    # A local folder can have a bracket in its name, which looks like a pattern.
+    if glob.has_magic(path) and (remote or not os.path.exists(path)):
+        folder, pattern = _split_pattern(path)
+        if remote:
+            return Tree(f"{scheme}{mark}{folder}"), pattern
+        if path.startswith("/"):
+            folder = folder or "/"
+        return Tree(folder or "."), pattern
+    if not remote:
+        found = _existing_path(path, options)
+        if found.is_dir():
+            return Tree(found), ""
+        return Tree(found.parent), found.name
+    folder, name = posixpath.split(path)
+    if name and reader_of_file(name):
+        tree = Tree(f"{scheme}{mark}{folder}")
+        if tree.is_file(name):
+            return tree, name
+    return Tree(text), ""
+
+
+def _split_pattern(path: str) -> tuple[str, str]:
+    """Split a path before its first step with a wildcard."""
+    steps = path.split("/")
+    first = next(index for index, step in enumerate(steps) if glob.has_magic(step))
+    return "/".join(steps[:first]), "/".join(steps[first:])
+
+
+def _existing_path(path: str, options: DataOptions) -> Path:
+    """Return a path that exists, or the first match of a name in the search path."""
+    # Unlike Path.exists, os.path.exists accepts texts too long for a file name.
+    if os.path.exists(path):
+        return Path(path)
+    if Path(path).parent == Path("."):
+        roots = search_path() if options.root is None else [Path(options.root)]
+        for root in roots:
+            for suffix in ("", *file_suffixes()):
+                candidate = root / f"{path}{suffix}"
+                if os.path.exists(candidate):
+                    return candidate
+    raise _not_found(path)
+
+
+def search_path() -> list[Path]:
+    """Return the folders in which names are looked up; the first match wins.
+
+    These are the folders in ``$EVERGROW_DATA`` (separated as in ``$PATH``), then
+    ``./data``.
+
+    Examples
+    --------
+    >>> from evergrow.data import search_path
+    >>> search_path()[-1].as_posix()
+    'data'
+    """
+    folders = os.environ.get("EVERGROW_DATA", "").split(os.pathsep)
+    return [*(Path(folder) for folder in folders if folder), Path("data")]
+
+
+def _not_found(path: str) -> DatasetNotFoundError:
+    """Return the error for a missing path, with the most similar existing name."""
+    folder, name = os.path.split(os.path.normpath(path))
+    folders = [folder] if folder else [".", *map(os.fspath, search_path())]
+    similar = _similar_name(name, folders)
+    hint = f" Did you mean {os.path.join(folder, similar)!r}?" if similar else ""
+    if folder and os.path.isdir(folder):
+        return DatasetNotFoundError(f"No folder or file {name!r} in {folder}.{hint}")
+    return DatasetNotFoundError(f"No folder or file {path!r} here.{hint}")
+
+
+def _similar_name(name: str, folders: Iterable[str]) -> str:
+    """Return the most similar name of a file or folder in some folders, or ""."""
+    entries = [
+        entry
+        for folder in folders
+        if os.path.isdir(folder) and os.access(folder, os.R_OK)
+        for entry in os.listdir(folder)
+        if not is_hidden(entry)
+    ]
+    stems = [os.path.splitext(entry)[0] for entry in entries]
+    close = difflib.get_close_matches(name, [*entries, *stems], n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def check_source(source: StrPath) -> None:
+    """Raise :class:`DatasetNotFoundError` if a local path or name does not exist.
+
+    Remote addresses and patterns are not checked. Nothing is read.
+
+    Examples
+    --------
+    >>> from evergrow.data.inputs import check_source
+    >>> check_source("nowhere/birds")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.DatasetNotFoundError: No folder or file 'nowhere/birds' here.
+    """
+    text = os.fspath(source)
+    if not is_remote(text) and not glob.has_magic(text):
+        _existing_path(text.removeprefix("file://"), DEFAULTS)
+
+
+def _detect_reader(tree: Tree, pattern: str) -> str:
+    """Return the name of the reader for a folder, or for a file or pattern in it."""
+    if not pattern:
+        if tree.remote:
+            # Drivers list a folder without access as empty; listing the folder itself
+            # raises the error.
+            tree.listing(deep=False)
+        return reader_of_folder(unwrapped(tree))
+    reader = reader_of_file(pattern)
+    if reader is None:
+        suffixes = ", ".join(file_suffixes())
+        raise InputError(
+            f"{tree.display_name(pattern)} must be a folder, or end like a data file "
+            f"({suffixes}), got another"
+        )
+    is_tar = pattern.lower().endswith(".tar")
+    if is_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
+        return "webdataset"
+    return reader
+
+
+def name_of(source: str) -> str:
+    """Return the name of a data set at a path or address: that of its folder or file.
+
+    A pair of training and test files is named after what comes before "train" in the
+    name, or after its folder. Suffixes are removed.
+    """
+    path = Path(source.partition("#")[0])
+    if path.is_dir():
+        return path.absolute().name
+    if not path.is_file():
+        return path.name
+    name = path.stem.removesuffix(".tar")
+    if test_file_of(Tree(path.parent), path.name) is None:
+        return name
+    before_train = name[: name.lower().rfind("train")].strip("-_. ")
+    return before_train or path.absolute().parent.name
+
+
+def warn_about(name: str, cautions: Iterable[str], level: int = 3) -> None:
+    """Issue one :class:`DataWarning` with all cautions, or none without cautions.
+
+    ``level`` is the ``stacklevel`` of the warning: 3 names the caller of the caller.
+    """
+    text = "; ".join(cautions)
+    if text:
+        warnings.warn(
+            f"data set {name!r} can be used but: {text}", DataWarning, stacklevel=level
+        )
 
 
 # -- in chunks -------------------------------------------------------------------------
@@ -488,6 +734,47 @@ def _label_kind(values: Sequence[Any]) -> str:
         )
     only = next(iter(types), "str")
     return {"int": "integer", "bool": "boolean"}.get(only, "name")
+
+
+_TRUTHS = {"False": False, "True": True}
+
+
+def can_read(kind: str, name: str) -> bool:
+    """Return whether a class name can be converted to this label type.
+
+    Examples
+    --------
+    >>> from evergrow.data.inputs import can_read
+    >>> can_read("integer", "-3"), can_read("integer", "03")
+    (True, False)
+    >>> can_read("boolean", "True"), can_read("name", "03")
+    (True, True)
+    """
+    if kind == "name":
+        return True
+    if kind == "boolean":
+        return name in _TRUTHS
+    digits = name.removeprefix("-")
+    whole = digits.isascii() and digits.isdecimal() and len(digits) <= 19
+    return whole and str(int(name)) == name and -(2**63) <= int(name) < 2**63
+
+
+def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
+    """Return class names as labels of a type, "name", "integer" or "boolean".
+
+    Examples
+    --------
+    >>> from evergrow.data.inputs import as_labels
+    >>> as_labels(["3", "10"], "integer").tolist()
+    [3, 10]
+    >>> as_labels(["False"], "boolean").tolist()
+    [False]
+    """
+    if kind == "integer":
+        return np.array([int(name) for name in names], dtype=np.int64)
+    if kind == "boolean":
+        return np.array([_TRUTHS[name] for name in names], dtype=np.bool_)
+    return np.array(list(names), dtype=np.str_)
 
 
 # -- images ----------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
 )
+from evergrow.core.files import StrPath
 from evergrow.data.class_labels import Label
 
 Kind = Literal["image", "text"]
@@ -230,7 +231,7 @@ class Images:
             yield f"{pixels.shape}{pixels.dtype}{appearance}\0".encode()
             yield pixels.reshape(-1).data
 
-    def _status(self, name: str | os.PathLike[str]) -> os.stat_result:
+    def _status(self, name: StrPath) -> os.stat_result:
         """Return the status of a file, or raise :class:`DatasetNotFoundError`."""
         path = os.path.join(self.root or "", name)
         try:

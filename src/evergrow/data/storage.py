@@ -27,6 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.escaping import one_line, printable
+from evergrow.core.files import StrPath
 from evergrow.data.items import Images, StoredImage
 
 if TYPE_CHECKING:
@@ -93,9 +94,7 @@ class Tree:
     ({'a.txt': 5}, b'ho')
     """
 
-    def __init__(
-        self, address: str | os.PathLike[str], archive: DataArchive | None = None
-    ) -> None:
+    def __init__(self, address: StrPath, archive: DataArchive | None = None) -> None:
         text = os.fspath(address)
         self.archive = archive
         self.base = ""
@@ -288,13 +287,9 @@ class Tree:
         ]
         return sorted(posixpath.join(folder, name) for name in found)
 
-    def folders(self, folder: str = "") -> dict[str, str]:
-        """Return the names of the folders in a folder, by name in lower case."""
-        return {
-            name.lower(): name
-            for name, kind in self.entries(folder)
-            if kind == "folder"
-        }
+    def folders(self) -> dict[str, str]:
+        """Return the names of the folders in the root, by name in lower case."""
+        return {name.lower(): name for name, kind in self.entries() if kind == "folder"}
 
     def is_file(self, name: str) -> bool:
         """Return whether a file exists; asks a storage that was not listed."""

@@ -25,10 +25,9 @@ from evergrow.core.errors import EvergrowError
 from evergrow.core.imports import require
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
-from evergrow.features.backbone import Backbone
+from evergrow.features.backbone import Backbone, FeatureBlock
 from evergrow.features.image_backbone import ImageBackbone, read_views
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.recipe import FeatureBlock
 from evergrow.features.text_backbone import (
     TextBackbone,
     default_prompt,

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from evergrow.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.features.backbone import Backbone, BackboneSpec
+    from evergrow.features.backbone import (
+        RECIPES,
+        Backbone,
+        BackboneSpec,
+        FeatureRecipe,
+    )
     from evergrow.features.cache import FeatureCache
     from evergrow.features.catalog import backbone_from_spec, create_backbone
     from evergrow.features.encoding import (
@@ -20,7 +25,6 @@ if TYPE_CHECKING:
     from evergrow.features.image_backbone import ImageBackbone
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
-    from evergrow.features.recipe import RECIPES, FeatureRecipe
     from evergrow.features.text_backbone import TextBackbone
     from evergrow.features.weights import (
         BackboneInfo,
@@ -58,14 +62,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "backbone": ("Backbone", "BackboneSpec"),
+    "backbone": ("RECIPES", "Backbone", "BackboneSpec", "FeatureRecipe"),
     "cache": ("FeatureCache",),
     "catalog": ("backbone_from_spec", "create_backbone"),
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
     "image_backbone": ("ImageBackbone",),
     "images": ("decode_image",),
     "preprocess": ("PRESETS", "Preprocessing"),
-    "recipe": ("RECIPES", "FeatureRecipe"),
     "text_backbone": ("TextBackbone",),
     "weights": (
         "BackboneInfo",

@@ -4,7 +4,7 @@ An entry is a folder. Its name is a hash of the items (names, sizes and modifica
 times), of the backbone with its weights and preprocessing, and of the requested
 precision. Entries are therefore never out of date.
 
-A file holds a :class:`~evergrow.features.batches.Chunk` of consecutive items. It has
+A file holds a :class:`~evergrow.features.encoding.Chunk` of consecutive items. It has
 one tensor per block of a single view and side, so that recipes share blocks. Only
 missing blocks are computed. Damaged files are computed again. Files are replaced
 atomically. ``meta.json`` describes the entry for people.
@@ -33,7 +33,7 @@ from evergrow.core.errors import (
     NewerSchemaError,
     ParameterError,
 )
-from evergrow.core.files import atomic_path, remove_leftovers
+from evergrow.core.files import StrPath, atomic_path, remove_leftovers
 from evergrow.core.record import (
     UNWRITTEN,
     check_kind,
@@ -43,9 +43,8 @@ from evergrow.core.record import (
     write_record,
 )
 from evergrow.data.items import Items
-from evergrow.features.backbone import BackboneSpec
-from evergrow.features.batches import Chunk, ChunkHead
-from evergrow.features.recipe import FeatureRecipe
+from evergrow.features.backbone import BackboneSpec, FeatureRecipe
+from evergrow.features.encoding import Chunk, ChunkHead
 
 _LOG = logging.getLogger(__name__)
 _META = "meta.json"
@@ -113,9 +112,9 @@ class CacheEntry:
     Examples
     --------
     >>> import tempfile, pathlib, numpy as np
-    >>> from evergrow.features.batches import Chunk
+    >>> from evergrow.features.encoding import Chunk
     >>> from evergrow.features.cache import CacheEntry, CacheInfo
-    >>> from evergrow.features.recipe import FeatureRecipe
+    >>> from evergrow.features.backbone import FeatureRecipe
     >>> features = np.ones((3, 2), dtype=np.float32)
     >>> with tempfile.TemporaryDirectory() as root:
     ...     entry = CacheEntry(pathlib.Path(root, "key"))
@@ -386,7 +385,7 @@ class FeatureCache:
     []
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, root: StrPath | None = None) -> None:
         self.root = default_root() if root is None else Path(root)
 
     def entry(self, key: str) -> CacheEntry:

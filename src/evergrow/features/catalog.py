@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +23,18 @@ from evergrow.core.errors import (
     UnknownNameError,
     WeightsError,
 )
+from evergrow.core.files import StrPath
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice, check_number, resolve_device
-from evergrow.features.backbone import Backbone, BackboneSpec
+from evergrow.features.backbone import (
+    FINAL,
+    Backbone,
+    BackboneSpec,
+    FeatureBlock,
+    check_recipe,
+)
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
 from evergrow.features.preprocess import PRESETS, Preprocessing
-from evergrow.features.recipe import FINAL, FeatureBlock, check_recipe
 from evergrow.features.weights import (
     FILE_NAMES,
     SENTENCE_PREFIX,
@@ -68,7 +73,7 @@ _RESERVED_OPTIONS = (
 
 def create_backbone(
     name: str | nn.Module,
-    weights: str | os.PathLike[str] | None = None,
+    weights: StrPath | None = None,
     preset: str | Preprocessing = "timm",
     *,
     device: str | torch.device = "auto",
@@ -265,7 +270,7 @@ def is_text_name(name: str) -> bool:
 def backbone_from_spec(
     spec: BackboneSpec,
     *,
-    weights: str | os.PathLike[str] | nn.Module | None = None,
+    weights: StrPath | nn.Module | None = None,
     device: str | torch.device = "auto",
 ) -> Backbone:
     """Create the backbone of a saved model.
@@ -342,7 +347,7 @@ def _saved_source(spec: BackboneSpec) -> str:
 
 def _load_saved_image_backbone(
     spec: BackboneSpec,
-    weights: str | os.PathLike[str],
+    weights: StrPath,
     device: str | torch.device,
 ) -> ImageBackbone:
     """Load a timm backbone. The width of its features is taken from the description."""
@@ -357,7 +362,7 @@ def _load_saved_image_backbone(
 
 def _load_timm(
     name: str,
-    weights: str | os.PathLike[str] | None,
+    weights: StrPath | None,
     seed: int,
     options: Mapping[str, Any],
 ) -> tuple[nn.Module, str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.data.items import Items
-from evergrow.features.batches import Failure, ImageReader, LoadedBatch, run_ahead
+from evergrow.features.encoding import Failure, ImageReader, LoadedBatch, run_ahead
 from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Preprocessing
 

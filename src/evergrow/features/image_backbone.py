@@ -27,10 +27,10 @@ from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
 from evergrow.core.validation import resolve_device
-from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.features.preprocess import Preprocessing, stack_views
-from evergrow.features.recipe import (
+from evergrow.features.backbone import (
     FINAL,
+    Backbone,
+    BackboneSpec,
     FeatureBlock,
     FeatureRecipe,
     Side,
@@ -40,6 +40,7 @@ from evergrow.features.recipe import (
     resolve_recipe,
     rich_blocks,
 )
+from evergrow.features.preprocess import Preprocessing, stack_views
 
 _RICH_COST = 1.35
 """Cost of the larger view of ``rich``, relative to the network's own size."""
@@ -478,7 +479,7 @@ def read_depths(
     --------
     >>> import timm, torch
     >>> from evergrow.features.image_backbone import read_depths
-    >>> from evergrow.features.recipe import FeatureBlock
+    >>> from evergrow.features.backbone import FeatureBlock
     >>> network = timm.create_model("test_vit", num_classes=0).eval()
     >>> blocks = [FeatureBlock.parse("final"), FeatureBlock.parse("mean@-2")]
     >>> images = torch.zeros(2, 3, 160, 160)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,13 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError, WeightsError
+from evergrow.core.files import StrPath
 from evergrow.core.imports import require
 from evergrow.core.validation import check_number, resolve_device
-from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.features.recipe import (
+from evergrow.features.backbone import (
     FINAL,
+    Backbone,
+    BackboneSpec,
     FeatureBlock,
     FeatureRecipe,
     pool_positions,
@@ -104,7 +105,7 @@ class TextBackbone(Backbone):
 
 def load_text_backbone(
     name: str,
-    weights: str | os.PathLike[str] | None,
+    weights: StrPath | None,
     *,
     device: torch.device,
     options: Mapping[str, Any],
@@ -175,7 +176,7 @@ def _current_weight_name(name: str) -> str:
     return name.replace(".auto_model.", ".model.", 1)
 
 
-def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
+def _load_encoder(name: str, weights: StrPath | None) -> tuple[Any, str]:
     """Load an encoder from a folder or a package, or download it.
 
     Parameters

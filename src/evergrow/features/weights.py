@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.files import StrPath
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import borrow_global_generators, derive_seed
 from evergrow.core.validation import check_choice
@@ -242,7 +243,7 @@ def _connect(outcome: list[str]) -> None:
 
 
 def locate(
-    wanted: WantedWeights, weights: str | os.PathLike[str] | None
+    wanted: WantedWeights, weights: StrPath | None
 ) -> tuple[str, Path | str | None]:
     """Find weights. Image weights are downloaded if no other source has them.
 
@@ -510,7 +511,7 @@ def _timm_record(name: str) -> Any:
         return None
 
 
-def read_weights(path: str | os.PathLike[str]) -> Tensors:
+def read_weights(path: StrPath) -> Tensors:
     """Read the tensors of a weights file by name.
 
     Weights in training checkpoints are found under ``"state_dict"``,

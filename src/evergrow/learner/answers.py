@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.imports import require as import_extra
 from evergrow.core.validation import check_choice, check_number
-from evergrow.learner.label_types import as_labels
+from evergrow.data.inputs import as_labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,7 @@ from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.label_types import require_known
-from evergrow.learner.learning import LabelledRows, join_blocks
+from evergrow.learner.learning import LabelledRows, join_blocks, require_known
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,

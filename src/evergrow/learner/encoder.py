@@ -19,8 +19,13 @@ from evergrow.core.errors import (
 from evergrow.core.validation import from_mapping, is_instance_of, resolve_device
 from evergrow.data.inputs import check_columns
 from evergrow.data.items import Items, Samples
-from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone
-from evergrow.features.recipe import FINAL, check_recipe
+from evergrow.features.backbone import (
+    FINAL,
+    Backbone,
+    BackboneSpec,
+    LazyBackbone,
+    check_recipe,
+)
 
 if TYPE_CHECKING:
     import torch

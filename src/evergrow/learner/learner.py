@@ -20,11 +20,12 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.estimator import Estimator
+from evergrow.core.files import StrPath
 from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_choice, check_keys
+from evergrow.core.validation import check_choice
 from evergrow.data import inputs
-from evergrow.data.inputs import item_chunks, labelled_chunks
+from evergrow.data.inputs import as_labels, item_chunks, labelled_chunks
 from evergrow.data.items import Samples
 from evergrow.head.label_set import BUILT_IN
 from evergrow.learner import edits
@@ -36,7 +37,6 @@ from evergrow.learner.encoder import (
     join_features,
 )
 from evergrow.learner.evaluation import Evaluation, evaluate_learner
-from evergrow.learner.label_types import as_labels
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
 from evergrow.learner.snapshot import (
     Change,
@@ -88,9 +88,9 @@ class Learner(Estimator):
         (``"fast"``), several depths in one pass (``"rich"``), several depths at two
         sizes with mirror images (``"best"``, six to seven passes), or a recipe such as
         ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see
-        :mod:`evergrow.features.recipe`. ``"auto"`` keeps the recipe of a backbone that
-        has one. Otherwise it is ``"rich"`` if the depths of the network are known, and
-        ``"final"`` with the method of the paper.
+        :mod:`evergrow.features.backbone`. ``"auto"`` keeps the recipe of a backbone
+        that has one. Otherwise it is ``"rich"`` if the depths of the network are known,
+        and ``"final"`` with the method of the paper.
     options : dict, optional
         Head options that override the defaults; see
         :func:`evergrow.lab.methods.method_options`.
@@ -158,7 +158,7 @@ class Learner(Estimator):
         *,
         features: Any = "auto",
         options: dict[str, Any] | None = None,
-        weights: str | os.PathLike[str] | None = None,
+        weights: StrPath | None = None,
         preset: Any = "timm",
         device: str | torch.device = "auto",
         random_state: Any = 0,
@@ -1174,7 +1174,7 @@ class Learner(Estimator):
 
     # -- files -------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write one file atomically; it does not contain the backbone weights.
 
         An existing file is replaced, and its earlier revisions are not kept;
@@ -1190,11 +1190,11 @@ class Learner(Estimator):
     @classmethod
     def load(
         cls,
-        source: str | os.PathLike[str] | Archive,
+        source: StrPath | Archive,
         *,
         name: str | None = None,
         backbone: Any = None,
-        weights: str | os.PathLike[str] | None = None,
+        weights: StrPath | None = None,
         device: str | torch.device | None = None,
         cache: Any = None,
         extract: Any = None,
@@ -1294,13 +1294,10 @@ class Learner(Estimator):
         params = {
             name: value for name, value in params.items() if not name.startswith(prefix)
         }
-        check_keys(params, self._param_names(), "parameter of Learner")
         if single:
             options = params.get("options", self.options) or {}
             params["options"] = {**options, **single}
-        for name, value in params.items():
-            setattr(self, name, value)
-        return self
+        return super().set_params(**params)
 
 
 def empty_copy(learner: Learner) -> Learner:

@@ -7,18 +7,26 @@ rounding. The state of the learner is replaced only after all blocks were learne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError, KnownSamplesError, LabelError
-from evergrow.data.inputs import as_names
+from evergrow.core.errors import (
+    DataWarning,
+    FewSamplesWarning,
+    InputError,
+    KnownSamplesError,
+    LabelError,
+)
+from evergrow.core.registry import nearest
+from evergrow.data.inputs import as_names, can_read
 from evergrow.data.items import Samples
 from evergrow.learner.encoder import Encoder, encode_samples, require_readable_classes
-from evergrow.learner.label_types import common_kind, warn_alike, warn_few
 from evergrow.learner.snapshot import Change, Event, Snapshot, add_labels, fingerprint
 
 if TYPE_CHECKING:
@@ -57,7 +65,7 @@ def encode_labelled(
     encoder: Encoder,
     state: Snapshot,
     chunks: Iterable[Samples],
-    classes: Any = None,
+    classes: Any,
 ) -> Iterator[LabelledRows]:
     """Yield labelled samples as blocks of feature vectors of bounded size.
 
@@ -260,3 +268,158 @@ def after_learning(
     new_classes = sorted(counts.keys() - before.counts.keys())
     change = Change.now(event, n_samples, new_classes, data=tuple(fingerprints))
     return before.after(change, counts=counts, **values)
+
+
+# -- labels ----------------------------------------------------------------------------
+
+
+def require_known(names: Iterable[str], known: Collection[str]) -> None:
+    """Raise :class:`LabelError` unless all names are learned classes.
+
+    Examples
+    --------
+    >>> from evergrow.learner.learning import require_known
+    >>> require_known(["crwo"], ["crow", "owl"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.LabelError: There is no class 'crwo'; nearest: 'crow'.
+    """
+    for name in names:
+        if name not in known:
+            raise LabelError(
+                f"There is no class {name!r}; nearest: {nearest(name, known)}."
+            )
+
+
+def common_kind(
+    model: str | None,
+    batch: str | None,
+    names: NDArray[np.str_],
+    known: NDArray[np.str_],
+) -> str:
+    """Return the label type of a model after it learns a batch.
+
+    Parameters
+    ----------
+    model : {"name", "integer", "boolean"} or None
+        Current label type; None if nothing was learned.
+    batch : {"name", "integer", "boolean"} or None
+        Label type of the batch; None for strings read from a file.
+    names, known : ndarray of str
+        Class names of the rows of the batch, and the learned classes.
+
+    Raises
+    ------
+    LabelError
+        If the types differ and the labels cannot be converted.
+
+    Warns
+    -----
+    DataWarning
+        If integers become new classes of a model of strings.
+    """
+    if model is None:
+        return batch or "name"
+    if model == "name" and batch == "integer":
+        new = np.setdiff1d(names, known).tolist()
+        if new:
+            warnings.warn(
+                "labels are integers but the model has names: they are learned as "
+                f"names, the first as {new[0]!r}",
+                DataWarning,
+                stacklevel=3,
+            )
+        return model
+    if batch == model:
+        return model
+    refused = names.tolist()
+    if batch is None:
+        refused = [name for name in refused if not can_read(model, name)]
+    if refused:
+        raise LabelError(
+            f"labels must be {model}s as before, got {batch or 'name'}s "
+            f"({refused[0]!r})"
+        )
+    return model
+
+
+def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
+    """Warn of new classes that differ from others only in case or blanks."""
+    spelled = {name.casefold().strip(): name for name in known.tolist()}
+    for name in np.setdiff1d(labels, known).tolist():
+        other = spelled.setdefault(name.casefold().strip(), name)
+        if other != name:
+            warnings.warn(
+                f"class {name!r} is new but differs from {other!r} only in upper and "
+                "lower case or blanks",
+                DataWarning,
+                stacklevel=3,
+            )
+
+
+ENOUGH_SAMPLES = 10
+"""With this many samples, a class is recognised about as well as with many."""
+
+
+def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the classes with few samples and their counts, the rarest first.
+
+    These classes have fewer than ten samples, and fewer than a fifth of the median of
+    the other classes.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        Number of samples per class.
+
+    Examples
+    --------
+    >>> from evergrow.learner.learning import few_samples
+    >>> few_samples({"ant": 100, "bee": 140, "cat": 9, "dog": 2})
+    {'dog': 2, 'cat': 9}
+    >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2})
+    {'dog': 2}
+    >>> few_samples({"ant": 9, "bee": 1})
+    {}
+    """
+    usual = _usual(counts)
+    few = {
+        name: count
+        for name, count in counts.items()
+        if count < ENOUGH_SAMPLES and 5 * count < usual
+    }
+    return dict(sorted(few.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Warn if a class has few samples after a change and had not before.
+
+    Parameters
+    ----------
+    before, after : mapping of str to int
+        Number of samples per class, before and after the change.
+    """
+    few = few_samples(after)
+    if few.keys() <= few_samples(before).keys():
+        return
+    usual = _usual(after)
+    named = [f"{name}: {count}" for name, count in list(few.items())[:5]]
+    if len(few) > 5:
+        named.append("...")
+    have, they = ("has", "it is") if len(few) == 1 else ("have", "they are")
+    bar = min(ENOUGH_SAMPLES, math.ceil(usual / 5))
+    warnings.warn(
+        f"{len(few)} of {len(after)} classes {have} fewer than {bar} samples beside a "
+        f"median of {usual:g} ({', '.join(named)}): {they} recognised less surely; "
+        f"teach at least {ENOUGH_SAMPLES} of each",
+        FewSamplesWarning,
+        stacklevel=3,
+    )
+
+
+def _usual(counts: Mapping[str, int]) -> float:
+    """Return the median count of classes with enough samples; 0 without any."""
+    enough = [count for count in counts.values() if count >= ENOUGH_SAMPLES]
+    if enough:
+        return float(np.median(enough))
+    return 0.0

@@ -28,7 +28,7 @@ from typing import Any
 from evergrow.core import files
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
-from evergrow.core.files import existing_model
+from evergrow.core.files import StrPath, existing_model
 from evergrow.core.validation import check_number
 from evergrow.learner.history import (
     KEEP,
@@ -54,7 +54,7 @@ class Committed(int):
     dropped: tuple[int, ...] = ()
 
 
-def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
+def open_model(path: StrPath, **settings: Any) -> Learner:
     """Load a model; :func:`commit` later checks that the file has not changed since.
 
     Parameters
@@ -84,7 +84,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
 
 @contextmanager
 def locked_model(
-    path: str | os.PathLike[str], *, wait: bool = False, **settings: Any
+    path: StrPath, *, wait: bool = False, **settings: Any
 ) -> Iterator[Learner]:
     """Load a model and lock it until the block ends; :func:`commit` writes changes.
 
@@ -126,7 +126,7 @@ def locked_model(
 
 
 def commit(
-    path: str | os.PathLike[str],
+    path: StrPath,
     learner: Learner,
     change: Change | str | None = None,
     *,
@@ -293,7 +293,7 @@ def _next_revision(
 
 
 def rollback(
-    path: str | os.PathLike[str],
+    path: StrPath,
     n: int = 1,
     *,
     wait: bool = False,
@@ -365,7 +365,7 @@ def rollback(
 
 
 def redo(
-    path: str | os.PathLike[str],
+    path: StrPath,
     n: int = 1,
     *,
     wait: bool = False,
@@ -435,7 +435,7 @@ def redo(
     return change
 
 
-def history(path: str | os.PathLike[str]) -> list[Change]:
+def history(path: StrPath) -> list[Change]:
     """Return all changes of a model, including undone ones and rollbacks, oldest first.
 
     Parameters
@@ -454,9 +454,7 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     return sorted(unique.values(), key=lambda change: change.when)
 
 
-def open_revision(
-    path: str | os.PathLike[str], number: int, **settings: Any
-) -> Learner:
+def open_revision(path: StrPath, number: int, **settings: Any) -> Learner:
     """Load an earlier state of a model from its history, for prediction only.
 
     Parameters
@@ -514,7 +512,7 @@ def author() -> str:
         return ""  # in a container, the user may have no name
 
 
-def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
+def kept_revisions(path: StrPath) -> list[int]:
     """Return the revisions that :func:`rollback` can restore, oldest first.
 
     Parameters
@@ -526,7 +524,7 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
     return [entry.revision for entry in History(model).restorable(Header.read(model))]
 
 
-def dropped_revisions(path: str | os.PathLike[str]) -> list[int]:
+def dropped_revisions(path: StrPath) -> list[int]:
     """Return the revisions no longer kept in the history, oldest first.
 
     Parameters
@@ -564,7 +562,7 @@ def clean_folder(folder: Path) -> None:
 # -- locking --
 
 
-def _writable_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
+def _writable_path(path: StrPath, new: bool) -> Path:
     """Return the file of a model, behind all links, after a check that it is writable.
 
     Raises
@@ -594,9 +592,7 @@ def _writable_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
 
 
 @contextmanager
-def _lock(
-    path: str | os.PathLike[str], wait: bool, *, new: bool = False
-) -> Iterator[History]:
+def _lock(path: StrPath, wait: bool, *, new: bool = False) -> Iterator[History]:
     """Lock a model against other writers, and yield its history.
 
     Creates the history folder, and removes files of killed processes. A thread can lock
@@ -607,7 +603,7 @@ def _lock(
     BusyError
         If another process holds the lock and `wait` is false.
     """
-    model = _writable_path(path, new=new)
+    model = _writable_path(path, new)
     past = History(model)
     if _locked.get(model) == threading.get_ident():
         yield past

@@ -19,7 +19,6 @@ from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.encoder import Encoder, check_width
-from evergrow.learner.label_types import common_kind, warn_alike
 from evergrow.learner.learner import (
     Learner,
     create_head,
@@ -29,7 +28,12 @@ from evergrow.learner.learner import (
     replace_model,
     seed_of,
 )
-from evergrow.learner.learning import LabelledRows, after_learning
+from evergrow.learner.learning import (
+    LabelledRows,
+    after_learning,
+    common_kind,
+    warn_alike,
+)
 from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,

@@ -38,10 +38,10 @@ from evergrow.core.record import (
 )
 from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
+from evergrow.data.inputs import as_labels, can_read
 from evergrow.features.backbone import BackboneSpec
 from evergrow.head.label_set import ClassChange, NamedClasses, SavedHead, StoredLabels
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
-from evergrow.learner.label_types import as_labels, can_read
 
 if TYPE_CHECKING:
     import torch

@@ -70,7 +70,7 @@ from evergrow.core.validation import (
 )
 from evergrow.data import DataOptions, search_path
 from evergrow.features import Preprocessing
-from evergrow.features.recipe import check_recipe
+from evergrow.features.backbone import check_recipe
 from evergrow.features.weights import WEIGHT_SOURCES
 from evergrow.head.base import HEADS
 from evergrow.lab.bench.analyses import ANALYSES
