@@ -9,13 +9,20 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from evergrow.core.errors import EvergrowError
 from evergrow.core.version import __version__
 from evergrow.head import HEADS
-from evergrow.serve import image_store, jobs, label_studio, routes
+from evergrow.serve import (
+    image_store,
+    inference_protocol,
+    jobs,
+    label_studio,
+    routes,
+)
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.middleware import ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings
@@ -86,6 +93,7 @@ def create_app(config: ServeConfig) -> FastAPI:
         *routes.ROUTERS,
         image_store.router,
         label_studio.router,
+        inference_protocol.router,
         jobs.router,
         service_router,
     ):
@@ -105,6 +113,11 @@ def _complete_openapi(app: FastAPI) -> None:
     The application keeps the description that it returned once, so it can be changed.
     """
     schemas = app.openapi()["components"]["schemas"]
+    requests = models_json_schema(
+        [(inference_protocol.InferRequest, "validation")],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas.update(requests[1]["$defs"])
     schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
     schemas["NewModel"]["properties"]["method"]["enum"] = HEADS.names()
 

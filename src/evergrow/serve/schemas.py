@@ -663,3 +663,9 @@ class ProblemDocument(BaseModel):
     detail: str
     error: str
     request_id: str = ""
+
+
+class ProtocolError(BaseModel):
+    """An error of the Open Inference Protocol."""
+
+    error: str
