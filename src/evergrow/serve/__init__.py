@@ -1,10 +1,29 @@
-"""HTTP service and web page for a folder of models, shared by many users.
+"""HTTP service and web page for a folder of models, and a client for it.
 
-Requires the extra ``serve``. Only ``cli`` imports this package, when the command runs.
+The service requires the extra ``serve``, :mod:`evergrow.serve.client` the extra
+``client``. Only ``cli`` imports this package, when the command runs.
 """
 
-from evergrow.serve.app import create_app
-from evergrow.serve.config import Limits, ServeConfig
-from evergrow.serve.server import run_server
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergrow.core.imports import lazy_names
+
+if TYPE_CHECKING:
+    from evergrow.serve.app import create_app
+    from evergrow.serve.config import Limits, ServeConfig
+    from evergrow.serve.server import run_server
 
 __all__ = ["Limits", "ServeConfig", "create_app", "run_server"]
+
+# The client works without the packages of the service.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Limits": "evergrow.serve.config",
+        "ServeConfig": "evergrow.serve.config",
+        "create_app": "evergrow.serve.app",
+        "run_server": "evergrow.serve.server",
+    },
+)
