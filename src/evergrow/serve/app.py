@@ -24,10 +24,11 @@ from evergrow.serve import (
     routes,
 )
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.examples import add_examples
 from evergrow.serve.middleware import ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings
 from evergrow.serve.problems import PROBLEMS, Problem, handle_error
-from evergrow.serve.schemas import LanRecord, ProblemDocument
+from evergrow.serve.schemas import LanRecord, ProblemDocument, ServiceHealth
 from evergrow.serve.service import Service, ServiceDep
 
 PAGE = Path(__file__).parent / "page"
@@ -108,11 +109,12 @@ def create_app(config: ServeConfig) -> FastAPI:
 
 
 def _complete_openapi(app: FastAPI) -> None:
-    """Add the problem document and the names of methods to the OpenAPI description.
+    """Complete the OpenAPI description: further schemas, methods and examples.
 
     The application keeps the description that it returned once, so it can be changed.
     """
-    schemas = app.openapi()["components"]["schemas"]
+    document = app.openapi()
+    schemas = document["components"]["schemas"]
     requests = models_json_schema(
         [(inference_protocol.InferRequest, "validation")],
         ref_template="#/components/schemas/{model}",
@@ -120,21 +122,23 @@ def _complete_openapi(app: FastAPI) -> None:
     schemas.update(requests[1]["$defs"])
     schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
     schemas["NewModel"]["properties"]["method"]["enum"] = HEADS.names()
+    add_examples(document)
 
 
+_METRICS = 'evergrow_samples_total{work="predict"} 5.0\n'
 service_router = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
 @service_router.get("/health")
-async def health() -> dict[str, str]:
+async def health() -> ServiceHealth:
     """Return 200 while the service accepts requests. Requires no token."""
-    return {"status": "ok"}
+    return ServiceHealth()
 
 
 @service_router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {"example": _METRICS}}}},
 )
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""

@@ -414,6 +414,12 @@ class BackboneOffer(BaseModel):
     about: str
 
 
+class BackboneList(BaseModel):
+    """The backbones for new models. ``auto`` is the first one of each kind."""
+
+    backbones: list[BackboneOffer]
+
+
 class BackboneRecord(BaseModel):
     """The backbone of a model."""
 
@@ -589,6 +595,51 @@ class JobRecord(BaseModel):
         return self.state not in ("running", "writing")
 
 
+class JobList(BaseModel):
+    """The latest jobs, the oldest first."""
+
+    jobs: list[JobRecord]
+
+
+class ClassResult(BaseModel):
+    """Quality of the predictions of one class. Null where undefined."""
+
+    name: str
+    n: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
+
+
+class ConfusedClasses(BaseModel):
+    """Two classes that are confused."""
+
+    true: str
+    predicted: str
+    n: int
+    share: float = Field(description="Fraction of the samples of the true class.")
+
+
+class UnknownResult(BaseModel):
+    """How well novelty separates samples of unknown classes from known ones."""
+
+    n_known: int
+    n_unknown: int
+    auroc: float | None
+    false_alarm: float
+    threshold: float | None
+    false_alarm_rate: float | None
+    detection_rate: float | None
+
+
+class WrongPrediction(BaseModel):
+    """A sample whose predicted class is wrong."""
+
+    sample: int
+    label: str
+    predicted: str
+
+
 class EvaluationRecord(BaseModel):
     """The evaluation of a model on labelled samples."""
 
@@ -602,14 +653,12 @@ class EvaluationRecord(BaseModel):
     confusion: list[list[int]] = Field(
         description="Confusion matrix; empty if the model has more than 500 classes."
     )
-    per_class: list[dict[str, Any]]
-    confused: list[dict[str, Any]]
+    per_class: list[ClassResult]
+    confused: list[ConfusedClasses]
     unknown_classes: dict[str, int]
-    unknown: dict[str, Any] | None
+    unknown: UnknownResult | None
     predicted: list[str] = Field(description="The predicted class of each sample.")
-    wrong: list[dict[str, Any]] = Field(
-        description="Wrong predictions: index of the sample, label, predicted class."
-    )
+    wrong: list[WrongPrediction]
     seconds: float
 
 
@@ -643,6 +692,12 @@ class KeptRecord(BaseModel):
     bytes: int
     most_images: int
     most_bytes: int
+
+
+class ServiceHealth(BaseModel):
+    """Whether the service accepts requests."""
+
+    status: Literal["ok"] = "ok"
 
 
 class LanRecord(BaseModel):
