@@ -15,7 +15,7 @@ from starlette.routing import Route
 from evergrow.core import errors
 from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.serve.schemas import ProblemDocument, ProtocolError
+from evergrow.serve.schemas import UNKNOWN_FIELD, ProblemDocument, ProtocolError
 
 PROBLEM = "application/problem+json"
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -135,15 +135,16 @@ def problem_of(
 
 def _validation_problem(error: RequestValidationError) -> Problem:
     """Return the 422 problem that lists the invalid fields."""
+    entries = error.errors()[:_MAX_ERRORS]
     fields = [
         {
             "field": _field_path(entry["loc"]),
             "message": entry["msg"].removeprefix("Value error, "),
         }
-        for entry in error.errors()[:_MAX_ERRORS]
+        for entry in entries
     ]
     detail = fields[0]["message"]
-    if fields[0]["field"]:
+    if fields[0]["field"] and entries[0]["type"] != UNKNOWN_FIELD:
         detail = f"{fields[0]['field']}: {detail}"
     return Problem(422, detail, "BadField", errors=fields)
 
