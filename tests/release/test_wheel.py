@@ -194,6 +194,9 @@ def nothing(folder: Path) -> None:
     """Leave the folder as it is."""
 
 
+CALLING = "from evergrow.serve.client import Client; Client('http://localhost')"
+
+
 def decoding(name: str) -> tuple[str, ...]:
     """Return a program that decodes one image."""
     return (
@@ -204,6 +207,7 @@ def decoding(name: str) -> tuple[str, ...]:
 
 RUNS = ROOT / "experiments" / "records" / "confusion"
 USES = {
+    "client": Use(nothing, ("-c", CALLING), command=False),
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
     "text": Use(sentences, ("fit", "sentences.csv", "-m", "verbs.evg")),
     "heic": Use(heic_image, decoding("photo.heic"), command=False),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.serve.running import Running, begin
-from tests.serve.samples import rows
+from tests.serve.samples import files, rows
 
 OPTIONS = [
     *("--phases", "examples,coverage,fuzzing,stateful"),
@@ -97,6 +97,52 @@ def test_errors_name_the_invalid_field(
     assert refused.status_code == 422
     assert [error["field"] for error in refused.json()["errors"]] == [field]
     assert refused.json()["detail"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "field", "detail"),
+    [
+        (
+            "teach",
+            {"json": {"rows": [[0.0]], "lable": "a"}},
+            "lable",
+            "unknown field 'lable'. Did you mean 'label'?",
+        ),
+        (
+            "predict",
+            {"data": {"false_alarms": "0.1"}, "files": files(0, 1)},
+            "false_alarms",
+            "unknown field 'false_alarms'. Did you mean 'false_alarm'?",
+        ),
+        (
+            "rename",
+            {"json": {"odl": "a", "new": "b"}},
+            "odl",
+            "unknown field 'odl'. Did you mean 'old'?",
+        ),
+        (
+            "redo",
+            {"json": {"{name}": 1}},
+            "{name}",
+            "unknown field '{name}'. The fields are n.",
+        ),
+    ],
+)
+def test_unknown_fields_are_rejected_with_a_suggestion(
+    api: Any, path: str, sent: dict[str, Any], field: str, detail: str
+) -> None:
+    api.taught()
+    refused = api.post(path, **sent)
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == detail
+    assert refused.json()["errors"] == [{"field": field, "message": detail}]
+
+
+def test_long_names_of_unknown_fields_are_shortened(api: Any) -> None:
+    api.taught()
+    refused = api.post("predict", {"x" * 1_000_000: 1})
+    assert refused.status_code == 422
+    assert len(refused.content) < 2000
 
 
 def test_metrics_count_requests_and_samples(api: Any) -> None:

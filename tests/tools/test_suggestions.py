@@ -119,6 +119,15 @@ def test_samples_marked_as_unknown_are_grouped_whatever_they_look_like(drawn, le
             tools.group_unknown(learner, X, unknown=wrong)
 
 
+def test_copies_of_one_sample_are_one_group():
+    rng = np.random.default_rng(0)
+    X = np.repeat(np.eye(6)[:2] * 9, 12, axis=0) + rng.normal(size=(24, 6))
+    small = Learner(None, options={"n_units": 20}).fit(X, np.repeat(["a", "b"], 12))
+    copies = np.full((6, 6), 200.0)
+    found = tools.group_unknown(small, copies, unknown=range(6))
+    assert [sorted(rows) for rows in found.rows] == [[0, 1, 2, 3, 4, 5]]
+
+
 def test_unchanged_samples_raise_few_alarms_and_others_do(drawn, learner):
     shares = [
         tools.drift(learner, drawn(15, KNOWN, seed)[0]).share for seed in range(10, 20)

@@ -7,8 +7,10 @@ pipelines, grid search, the conformance suite) need methods, not a base class.
 from __future__ import annotations
 
 import functools
+import html
 import inspect
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,11 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.core.validation import check_keys, is_instance_of
+
+_MAX_SHOWN = 1000
+"""Characters of a value in the display of notebooks."""
+_MAX_CLASSES = 30
+"""Classes in the display of notebooks."""
 
 
 class Estimator:
@@ -65,12 +72,72 @@ class Estimator:
                 changed.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
+    def _repr_html_(self) -> str | None:
+        """Return the display of notebooks; None with scikit-learn's display "text".
+
+        It has scikit-learn's diagram, and tables of the parameters and of what was
+        learned.
+        """
+        from sklearn import get_config
+        from sklearn.utils import estimator_html_repr
+
+        if get_config()["display"] != "diagram":
+            return None
+        tables = [_html_table("Parameters", self.get_params(deep=False))]
+        learned = self._learned_values()
+        if learned:
+            tables.append(_html_table("Learned", learned))
+        diagram: str = estimator_html_repr(self)
+        return diagram + "".join(tables)
+
+    def _learned_values(self) -> dict[str, Any]:
+        """Return what was learned by name, for notebooks. Empty before ``fit``."""
+        return {}
+
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, Tags, TargetTags
 
         return Tags(
             "classifier", TargetTags(required=True), classifier_tags=ClassifierTags()
         )
+
+
+def _html_table(title: str, values: Mapping[str, Any]) -> str:
+    """Return names and values as an HTML table that can be folded.
+
+    Names and values are escaped: class names come from users and from files.
+    """
+    rows = [
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(_shown(value))}</td></tr>"
+        for name, value in values.items()
+    ]
+    return (
+        f"<details open><summary>{html.escape(title)}</summary>"
+        f"<table>{''.join(rows)}</table></details>"
+    )
+
+
+def _shown(value: Any) -> str:
+    """Return a text for a value, shortened. Texts have no quotes."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > _MAX_SHOWN:
+        return f"{text[: _MAX_SHOWN - 1]}…"
+    return text
+
+
+def listed_counts(counts: Mapping[str, float]) -> str:
+    """Return classes with their numbers of samples as a text for notebooks.
+
+    Examples
+    --------
+    >>> from evergrow.core.estimator import listed_counts
+    >>> listed_counts({"gull": 12, "tern": 9.5})
+    'gull (12), tern (9.5)'
+    """
+    names = [f"{name} ({n:g})" for name, n in list(counts.items())[:_MAX_CLASSES]]
+    if len(counts) > _MAX_CLASSES:
+        names.append(f"and {len(counts) - _MAX_CLASSES:,} more")
+    return ", ".join(names)
 
 
 def _is_same(value: Any, default: Any) -> bool:

@@ -20,6 +20,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnsupportedError,
 )
+from evergrow.core.estimator import listed_counts
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.threads import threads_for
 from evergrow.core.validation import as_weights, check_choice, check_number
@@ -1099,6 +1100,18 @@ class Classifier(IncrementalClassifier):
     def class_counts_(self) -> NDArray[np.int64]:
         """Number of learned samples per class."""
         return np.asarray(self.model_.counts.cpu().numpy())
+
+    def _learned_values(self) -> dict[str, Any]:
+        if not self._is_fitted():
+            return {}
+        names = map(str, self.classes_)
+        counts = dict(zip(names, self.class_counts_.tolist(), strict=True))
+        return {
+            "classes": listed_counts(counts),
+            "samples": sum(counts.values()),
+            "features": self.n_features_in_,
+            "units": self.n_units_,
+        }
 
     @property
     def layer_(self) -> FeatureMap:

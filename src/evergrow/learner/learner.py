@@ -19,7 +19,7 @@ from evergrow.core.errors import (
     NotFittedError,
     ParameterError,
 )
-from evergrow.core.estimator import Estimator
+from evergrow.core.estimator import Estimator, listed_counts
 from evergrow.core.files import StrPath
 from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
@@ -240,6 +240,22 @@ class Learner(Estimator):
             f"{info['n_classes']} classes, {info['n_samples']} samples, "
             f"revision {info['revision']})"
         )
+
+    def _learned_values(self) -> dict[str, Any]:
+        if self._state is None:
+            return {}
+        state = self._state
+        backbone = "none: samples are feature vectors"
+        if state.spec is not None:
+            backbone = state.spec.name
+        return {
+            "kind": state.kind,
+            "backbone": backbone,
+            "classes": listed_counts(state.counts) or "none",
+            "samples": sum(state.counts.values()),
+            "features": state.n_features,
+            "revision": state.revision,
+        }
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._state is not None and not self._state.is_empty

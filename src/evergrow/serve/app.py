@@ -9,18 +9,26 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from evergrow.core.errors import EvergrowError
 from evergrow.core.version import __version__
 from evergrow.head import HEADS
-from evergrow.serve import image_store, jobs, label_studio, routes
+from evergrow.serve import (
+    image_store,
+    inference_protocol,
+    jobs,
+    label_studio,
+    routes,
+)
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.examples import add_examples
 from evergrow.serve.middleware import ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings
 from evergrow.serve.problems import PROBLEMS, Problem, handle_error
-from evergrow.serve.schemas import LanRecord, ProblemDocument
+from evergrow.serve.schemas import LanRecord, ProblemDocument, ServiceHealth
 from evergrow.serve.service import Service, ServiceDep
 
 PAGE = Path(__file__).parent / "page"
@@ -86,6 +94,7 @@ def create_app(config: ServeConfig) -> FastAPI:
         *routes.ROUTERS,
         image_store.router,
         label_studio.router,
+        inference_protocol.router,
         jobs.router,
         service_router,
     ):
@@ -100,28 +109,36 @@ def create_app(config: ServeConfig) -> FastAPI:
 
 
 def _complete_openapi(app: FastAPI) -> None:
-    """Add the problem document and the names of methods to the OpenAPI description.
+    """Complete the OpenAPI description: further schemas, methods and examples.
 
     The application keeps the description that it returned once, so it can be changed.
     """
-    schemas = app.openapi()["components"]["schemas"]
+    document = app.openapi()
+    schemas = document["components"]["schemas"]
+    requests = models_json_schema(
+        [(inference_protocol.InferRequest, "validation")],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas.update(requests[1]["$defs"])
     schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
     schemas["NewModel"]["properties"]["method"]["enum"] = HEADS.names()
+    add_examples(document)
 
 
+_METRICS = 'evergrow_samples_total{work="predict"} 5.0\n'
 service_router = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
 @service_router.get("/health")
-async def health() -> dict[str, str]:
+async def health() -> ServiceHealth:
     """Return 200 while the service accepts requests. Requires no token."""
-    return {"status": "ok"}
+    return ServiceHealth()
 
 
 @service_router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {"example": _METRICS}}}},
 )
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""

@@ -31,6 +31,10 @@ FORM = "multipart/form-data"
 FILE = "application/octet-stream"
 BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
 """OpenAPI description of a file."""
+JSON_LENGTH = "Inference-Header-Content-Length"
+"""Header with the length of the JSON, if binary tensors follow it."""
+IMAGES_IN_JSON = 8
+"""JSON that contains image files may be this many times larger than other JSON."""
 UPLOAD = "upload"
 """Prefix of temporary folders for uploaded files."""
 _MAX_FIELDS = 100
@@ -50,7 +54,7 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _check_media_type(request: Request, *supported: str) -> None:
+def check_media_type(request: Request, *supported: str) -> None:
     """Raise a 415 problem for other content types."""
     if media_type(request) not in supported:
         raise Problem(
@@ -113,7 +117,7 @@ class BoundedRequest(Request):
         max_values = self.app.state.service.limits.json_values
 
         def parse() -> Any:
-            value = _parse_json(body, max_values)
+            value = parse_body(body, max_values)
             return value if kind is None else validated(kind, value)
 
         if len(body) < _SMALL_JSON:
@@ -121,7 +125,7 @@ class BoundedRequest(Request):
         return await asyncio.to_thread(parse)
 
 
-def _parse_json(body: bytes, max_values: int) -> Any:
+def parse_body(body: bytes, max_values: int) -> Any:
     """Parse JSON.
 
     Raises a 413 problem for more than `max_values` values, estimated from punctuation
@@ -161,7 +165,7 @@ class BoundedRoute(APIRoute):
         async def handle_bounded(request: Request) -> Response:
             # Pages of other sites may send other types without asking the service.
             if self.body_field is not None:
-                _check_media_type(request, JSON)
+                check_media_type(request, JSON)
             return await handle(BoundedRequest(request.scope, request.receive))
 
         return handle_bounded
@@ -189,7 +193,7 @@ async def receive_file(request: Request, path: Path, *media_types: str) -> bytes
     ModelWriteError
         If the file cannot be written.
     """
-    _check_media_type(request, *media_types)
+    check_media_type(request, *media_types)
     digest = hashlib.blake2b(digest_size=16)
     try:
         with open(path, "xb") as file:
@@ -227,7 +231,7 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
     RequestValidationError
         If the fields do not match the model.
     """
-    _check_media_type(request, FORM)
+    check_media_type(request, FORM)
     limits: Limits = request.app.state.service.limits
     parser = MultiPartParser(
         request.headers,
@@ -364,7 +368,7 @@ class SampleBody:
 
     async def __call__(self, request: BoundedRequest) -> RequestSamples:
         """Return the samples of a request. Called by FastAPI."""
-        _check_media_type(request, JSON, FORM)
+        check_media_type(request, JSON, FORM)
         if media_type(request) == FORM:
             return await self._read_form(request)
         fields = await request.checked_json(self._json)

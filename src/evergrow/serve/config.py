@@ -30,13 +30,13 @@ class Limits:
     Parameters
     ----------
     json_bytes : int
-        Size of a JSON body. Label Studio requests may be eight times as large, because
-        their JSON contains image files.
+        Size of a JSON body. Requests of Label Studio and the Open Inference Protocol
+        may be eight times as large, because their JSON contains image files.
     json_values : int
         Number of values in a JSON body, estimated before it is parsed. Keys and lists
         count ten times.
     body_bytes : int
-        Size of a form with images or feature vectors.
+        Size of a form with images or feature vectors, or of a body with binary tensors.
     upload_bytes : int
         Size of a zip of images or of an uploaded model.
     waiting_bytes : int

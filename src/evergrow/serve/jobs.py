@@ -33,7 +33,7 @@ from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log
 from evergrow.serve.open_model import ModelDep, OpenModel
 from evergrow.serve.problems import PROBLEMS, Problem, problem_of
-from evergrow.serve.schemas import ClassNames, JobRecord, SkippedImage
+from evergrow.serve.schemas import ClassNames, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import Service, check_writable
 
 _MAX_JOBS = 100
@@ -384,9 +384,9 @@ async def start_job(
 
 
 @router.get("/jobs")
-async def list_jobs(jobs: JobsDep) -> dict[str, list[JobRecord]]:
+async def list_jobs(jobs: JobsDep) -> JobList:
     """Return the latest jobs, the oldest first."""
-    return {"jobs": list(jobs.records.values())}
+    return JobList(jobs=list(jobs.records.values()))
 
 
 @router.get("/jobs/{j}")

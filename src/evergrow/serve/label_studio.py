@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPException
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 from xml.etree import ElementTree
 
@@ -61,6 +61,50 @@ class LabelStudioTasks(_StrictModel):
 
     tasks: Annotated[list[LabelStudioTask], Field(max_length=1000, fail_fast=True)]
     label_config: str | None = None
+
+
+class LabelStudioHealth(BaseModel):
+    """State of the ML backend."""
+
+    status: Literal["UP"] = "UP"
+    model_class: str = "evergrow"
+
+
+class LabelStudioSetup(BaseModel):
+    """Revision of the model."""
+
+    model_version: str
+
+
+class LabelStudioChoices(BaseModel):
+    """The predicted class."""
+
+    choices: list[str]
+
+
+class LabelStudioRegion(BaseModel):
+    """A prediction with the probability of its class."""
+
+    from_name: str
+    to_name: str
+    type: Literal["choices"] = "choices"
+    value: LabelStudioChoices
+    score: float
+
+
+class LabelStudioPrediction(BaseModel):
+    """The prediction of one task, with a score that orders tasks."""
+
+    result: list[LabelStudioRegion] = []
+    score: float = 0.0
+    model_version: str
+
+
+class LabelStudioPredictions(BaseModel):
+    """Predictions in the order of the tasks."""
+
+    results: list[LabelStudioPrediction]
+    model_version: str
 
 
 class ConfigNames(NamedTuple):
@@ -248,21 +292,21 @@ router = APIRouter(
 
 
 @router.get("/health")
-async def health(model: ModelDep) -> dict[str, str]:
+async def health(model: ModelDep) -> LabelStudioHealth:
     """Return 200 if the model exists."""
-    return {"status": "UP", "model_class": "evergrow"}
+    return LabelStudioHealth()
 
 
 @router.post("/setup")
-async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
+async def setup(model: ModelDep, project: dict[str, Any]) -> LabelStudioSetup:
     """Return the model version. The project is ignored, as tasks contain its config."""
-    return {"model_version": str(model.version.revision)}
+    return LabelStudioSetup(model_version=str(model.version.revision))
 
 
 @router.post("/predict")
 async def predict(
     model: ModelDep, body: LabelStudioTasks, request: Request
-) -> dict[str, Any]:
+) -> LabelStudioPredictions:
     """Predict the class of each task.
 
     Unknown samples get no class. Until the model is ready, no task gets one. The score
@@ -270,11 +314,10 @@ async def predict(
     the probability of the class.
     """
     revision = str(model.version.revision)
-    results: list[dict[str, Any]] = [
-        {"result": [], "score": 0.0, "model_version": revision} for _ in body.tasks
-    ]
+    results = [LabelStudioPrediction(model_version=revision) for _ in body.tasks]
+    predictions = LabelStudioPredictions(results=results, model_version=revision)
     if not body.tasks or model.version.state != "ready":
-        return {"results": results, "model_version": revision}
+        return predictions
     kind = model.version.kind
     names = config_names(body.label_config, kind)
     values = [sample_of(task, kind, names) for task in body.tasks]
@@ -284,18 +327,17 @@ async def predict(
     answers = await model.predict(features, FALSE_ALARM)
     scores = await model.analyze(features, task_scores)
     for i, best in enumerate(answers.ranked(1)[:, 0]):
-        results[i]["score"] = float(scores[i])
+        predictions.results[i].score = float(scores[i])
         if answers.unknown is not None and answers.unknown[i]:
             continue
-        region = {
-            "from_name": names.control,
-            "to_name": names.object,
-            "type": "choices",
-            "value": {"choices": [str(answers.classes[best])]},
-            "score": float(answers.values[i, best]),
-        }
-        results[i]["result"] = [region]
-    return {"results": results, "model_version": revision}
+        region = LabelStudioRegion(
+            from_name=names.control,
+            to_name=names.object,
+            value=LabelStudioChoices(choices=[str(answers.classes[best])]),
+            score=float(answers.values[i, best]),
+        )
+        predictions.results[i].result = [region]
+    return predictions
 
 
 def task_scores(learner: Learner, X: NDArray[Any]) -> NDArray[np.float64]:

@@ -14,19 +14,21 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evergrow.serve.bodies import FORM
+from evergrow.serve.bodies import FORM, IMAGES_IN_JSON, JSON_LENGTH
 from evergrow.serve.config import Limits, Token, is_loopback
 from evergrow.serve.monitoring import log
 from evergrow.serve.problems import Problem, problem_of, problem_response
 from evergrow.serve.service import Service
 from evergrow.serve.sharing import CALLER, MemoryBudget
 
-_GUARDED = ("/api/", "/label-studio/", "/metrics")
+_GUARDED = ("/api/", "/label-studio/", "/metrics", "/v2/models/")
 """Paths that require a token. The page and its documentation contain no model data."""
+_WITH_IMAGES = ("/label-studio/", "/v2/")
+"""Paths whose JSON may contain image files."""
 _LAN = "/api/v1/lan"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
-_READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
+_READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview", "/infer")
 _MAX_CALLERS = 10_000
 """Number of callers that a rate limit remembers."""
 _SUSPICIOUS = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")
@@ -37,8 +39,6 @@ HEAD_BYTES = 16_384
 """Maximum size of the request line and the headers together."""
 _MAX_LOGGED_PATH = 300
 """Characters of a path in the log."""
-_IMAGES_IN_JSON = 8
-"""JSON that contains image files may be this many times larger than other JSON."""
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -232,8 +232,10 @@ class _Exchange:
         limits = self._limits
         if self.path.endswith(("/jobs", "/api/v1/models/upload")):
             return limits.upload_bytes
-        if self.path.startswith("/label-studio/"):
-            return _IMAGES_IN_JSON * limits.json_bytes
+        if self.path.startswith("/v2/") and JSON_LENGTH in self.headers:
+            return limits.body_bytes
+        if self.path.startswith(_WITH_IMAGES):
+            return IMAGES_IN_JSON * limits.json_bytes
         if self.headers.get("content-type", "").lower().startswith(FORM):
             return limits.body_bytes
         return limits.json_bytes
@@ -369,7 +371,7 @@ class ServiceMiddleware:
                 # The response has begun, so the server must close the connection.
                 raise
             problem = problem_of(error, self._service.store.without_paths)
-            response = problem_response(problem, exchange.id)
+            response = problem_response(problem, exchange.id, exchange.path)
             await response(scope, receive, exchange.send)
         finally:
             exchange.release()

@@ -289,7 +289,7 @@ async def evaluation_response(
             predicted = result.samples.predicted.tolist()
         pairs = enumerate(zip(labels, predicted, strict=True))
         wrong = [
-            {"sample": i, "label": label, "predicted": name}
+            schemas.WrongPrediction(sample=i, label=label, predicted=name)
             for i, (label, name) in pairs
             if label != name
         ]

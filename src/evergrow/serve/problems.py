@@ -15,7 +15,7 @@ from starlette.routing import Route
 from evergrow.core import errors
 from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.serve.schemas import ProblemDocument
+from evergrow.serve.schemas import UNKNOWN_FIELD, ProblemDocument, ProtocolError
 
 PROBLEM = "application/problem+json"
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -26,7 +26,13 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-"""OpenAPI description of error responses, the same for all routes."""
+"""OpenAPI description of error responses."""
+PROTOCOL_PATH = "/v2"
+"""Path of the Open Inference Protocol, which has its own error documents."""
+PROTOCOL_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "Error", "model": ProtocolError}
+}
+"""OpenAPI description of error responses of the Open Inference Protocol."""
 _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (404, (errors.ModelNotFoundError,)),
     (507, (ModelWriteError,)),
@@ -129,15 +135,16 @@ def problem_of(
 
 def _validation_problem(error: RequestValidationError) -> Problem:
     """Return the 422 problem that lists the invalid fields."""
+    entries = error.errors()[:_MAX_ERRORS]
     fields = [
         {
             "field": _field_path(entry["loc"]),
             "message": entry["msg"].removeprefix("Value error, "),
         }
-        for entry in error.errors()[:_MAX_ERRORS]
+        for entry in entries
     ]
     detail = fields[0]["message"]
-    if fields[0]["field"]:
+    if fields[0]["field"] and entries[0]["type"] != UNKNOWN_FIELD:
         detail = f"{fields[0]['field']}: {detail}"
     return Problem(422, detail, "BadField", errors=fields)
 
@@ -152,8 +159,13 @@ def _field_path(location: tuple[int | str, ...]) -> str:
     return path.removeprefix(".")[:200]
 
 
-def problem_response(problem: Problem, request_id: str) -> JSONResponse:
-    """Return the problem document as a response."""
+def problem_response(problem: Problem, request_id: str, path: str) -> JSONResponse:
+    """Return the problem document as a response to a request for a path."""
+    if path == PROTOCOL_PATH or path.startswith(f"{PROTOCOL_PATH}/"):
+        # The protocol has one status for invalid requests.
+        status = 400 if problem.status_code == 422 else problem.status_code
+        error = ProtocolError(error=problem.detail)
+        return JSONResponse(error.model_dump(), status, problem.headers)
     document = ProblemDocument(
         title=HTTPStatus(problem.status_code).phrase,
         status=problem.status_code,
@@ -181,7 +193,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
         if allowed:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     problem = problem_of(error, request.app.state.service.store.without_paths)
-    return problem_response(problem, request.state.request_id)
+    return problem_response(problem, request.state.request_id, request.url.path)
 
 
 def _allowed_methods(request: Request) -> set[str]:

@@ -81,9 +81,9 @@ def list_models(service: ServiceDep) -> schemas.ModelList:
 
 
 @models.get("/backbones")
-def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
+def list_backbones(service: ServiceDep) -> schemas.BackboneList:
     """Return the backbones for new models. ``auto`` is the first one of each kind."""
-    return {"backbones": service.pool.offers()}
+    return schemas.BackboneList(backbones=service.pool.offers())
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES)

@@ -6,6 +6,7 @@ are rejected.
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,9 +18,11 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 SampleKind = Literal["images", "texts", "features"]
 SAMPLE_KINDS: dict[str, SampleKind] = {
@@ -38,6 +41,10 @@ _MAX_STEM_BYTES = 200
 """Maximum length of a file stem in bytes. The history adds a suffix."""
 _UNSAFE = ':*?"<>|%'
 """Characters that some file systems forbid, and the escape character itself."""
+UNKNOWN_FIELD = "unknown_field"
+"""Type of the validation error for an unknown field."""
+_MAX_SHOWN_NAME = 80
+"""Characters of an unknown field that a message shows."""
 _JOINERS = "\u200c\u200d"
 """Invisible characters that some scripts and emoji need."""
 
@@ -198,6 +205,41 @@ class RequestModel(BaseModel):
     """Base class of requests. Rejects unknown fields and converts no types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unknown_fields(cls, values: Any) -> Any:
+        """Reject unknown fields and suggest the right name."""
+        if not isinstance(values, dict):
+            return values
+        known = sorted(cls.model_fields)
+        errors = [
+            InitErrorDetails(
+                type=_unknown_field(name, known), loc=(name,), input=values[name]
+            )
+            for name in values
+            if name not in cls.model_fields
+        ]
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return values
+
+
+def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
+    """Return the error for an unknown field, with the known name that is most like it.
+
+    Only the beginning of the name is used, because clients send names of any length.
+    """
+    shown = name[:_MAX_SHOWN_NAME]
+    similar = difflib.get_close_matches(shown, known, n=1)
+    hint = f"The fields are {', '.join(known)}."
+    if similar:
+        hint = f"Did you mean {similar[0]!r}?"
+    return PydanticCustomError(
+        UNKNOWN_FIELD,
+        "unknown field {name}. {hint}",
+        {"name": repr(shown), "hint": hint},
+    )
 
 
 class NewModel(RequestModel):
@@ -414,6 +456,12 @@ class BackboneOffer(BaseModel):
     about: str
 
 
+class BackboneList(BaseModel):
+    """The backbones for new models. ``auto`` is the first one of each kind."""
+
+    backbones: list[BackboneOffer]
+
+
 class BackboneRecord(BaseModel):
     """The backbone of a model."""
 
@@ -589,6 +637,51 @@ class JobRecord(BaseModel):
         return self.state not in ("running", "writing")
 
 
+class JobList(BaseModel):
+    """The latest jobs, the oldest first."""
+
+    jobs: list[JobRecord]
+
+
+class ClassResult(BaseModel):
+    """Quality of the predictions of one class. Null where undefined."""
+
+    name: str
+    n: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
+
+
+class ConfusedClasses(BaseModel):
+    """Two classes that are confused."""
+
+    true: str
+    predicted: str
+    n: int
+    share: float = Field(description="Fraction of the samples of the true class.")
+
+
+class UnknownResult(BaseModel):
+    """How well novelty separates samples of unknown classes from known ones."""
+
+    n_known: int
+    n_unknown: int
+    auroc: float | None
+    false_alarm: float
+    threshold: float | None
+    false_alarm_rate: float | None
+    detection_rate: float | None
+
+
+class WrongPrediction(BaseModel):
+    """A sample whose predicted class is wrong."""
+
+    sample: int
+    label: str
+    predicted: str
+
+
 class EvaluationRecord(BaseModel):
     """The evaluation of a model on labelled samples."""
 
@@ -602,14 +695,12 @@ class EvaluationRecord(BaseModel):
     confusion: list[list[int]] = Field(
         description="Confusion matrix; empty if the model has more than 500 classes."
     )
-    per_class: list[dict[str, Any]]
-    confused: list[dict[str, Any]]
+    per_class: list[ClassResult]
+    confused: list[ConfusedClasses]
     unknown_classes: dict[str, int]
-    unknown: dict[str, Any] | None
+    unknown: UnknownResult | None
     predicted: list[str] = Field(description="The predicted class of each sample.")
-    wrong: list[dict[str, Any]] = Field(
-        description="Wrong predictions: index of the sample, label, predicted class."
-    )
+    wrong: list[WrongPrediction]
     seconds: float
 
 
@@ -645,6 +736,12 @@ class KeptRecord(BaseModel):
     most_bytes: int
 
 
+class ServiceHealth(BaseModel):
+    """Whether the service accepts requests."""
+
+    status: Literal["ok"] = "ok"
+
+
 class LanRecord(BaseModel):
     """The address for phones with its token, as text and as a QR code."""
 
@@ -663,3 +760,9 @@ class ProblemDocument(BaseModel):
     detail: str
     error: str
     request_id: str = ""
+
+
+class ProtocolError(BaseModel):
+    """An error of the Open Inference Protocol."""
+
+    error: str

@@ -280,11 +280,15 @@ def _estimate_n_groups(points: NDArray[np.float32], max_distance: float | None) 
     sample = points[:MAX_TREE_ROWS]
     largest = min(len(sample) - 1, MAX_GROUPS)
     candidates = np.unique(np.geomspace(2, largest, 12).round().astype(int))
-    scores = [
-        silhouette_score(sample, _cluster(sample, int(candidate))[0])
-        for candidate in candidates
-    ]
-    return int(candidates[int(np.argmax(scores))])
+    scores = {}
+    for candidate in candidates.tolist():
+        codes = _cluster(sample, candidate)[0]
+        # Copies of one sample stay together, however many groups are requested.
+        if 1 < len(np.unique(codes)) < len(sample):
+            scores[candidate] = silhouette_score(sample, codes)
+    if not scores:
+        return 1
+    return int(max(scores, key=lambda candidate: scores[candidate]))
 
 
 def _cluster(

@@ -48,9 +48,10 @@ const show = (path, verb, route, schemas, parent) => {
     element("pre", JSON.stringify(example(body.schema, schemas), null, 1), box);
   }
   for (const [status, answer] of Object.entries(route.responses ?? {})) {
-    const shape = Object.values(answer.content ?? {})[0]?.schema;
+    const content = Object.values(answer.content ?? {})[0];
     element("p", `Response ${status}: ${answer.description ?? ""}`, box);
-    if (Number(status) < 300 && shape) element("pre", JSON.stringify(example(shape, schemas), null, 1), box);
+    const shown = content?.example ?? example(content?.schema, schemas);
+    if (Number(status) < 300 && shown) element("pre", JSON.stringify(shown, null, 1), box);
   }
 };
 
