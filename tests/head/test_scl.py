@@ -86,7 +86,7 @@ def test_unlearn_rejects_samples_that_were_not_learned(blobs):
         model.unlearn(X[:1], [99])
     with pytest.raises(UnlearnError, match="outside of the learned samples"):
         model.unlearn(50.0 * X[:20], y[:20])
-    with pytest.raises(UnlearnError, match="at least one sample must remain"):
+    with pytest.raises(UnlearnError, match="at least one class must remain"):
         model.unlearn(X[:200], y[:200])
     assert np.array_equal(before, model.decision_function(X))
 

@@ -112,23 +112,13 @@ class ShardMerge:
         learned.
     options : EngineRunOptions
         How the job is run.
-    round_size : int, optional
-        Number of shards per round. By default 64, or four per worker if that is more.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        report: JobReport,
-        options: EngineRunOptions,
-        round_size: int | None = None,
-    ) -> None:
-        if round_size is None:
-            round_size = max(MIN_ROUND, _SHARDS_PER_WORKER * options.runner.workers)
+    def __init__(self, job: Job, report: JobReport, options: EngineRunOptions) -> None:
         self._job = job
         self._report = report
         self._options = options
-        self._round_size = round_size
+        self._round_size = max(MIN_ROUND, _SHARDS_PER_WORKER * options.runner.workers)
         self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._left_out: set[int] = set()
         # Nodes whose file is written, as far as they are not part of a larger sum.

@@ -35,7 +35,7 @@ from evergrow.export.onnx_backbone import (
     random_features,
 )
 from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.base import IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
@@ -374,11 +374,9 @@ def _describe(
     model.producer_name = "evergrow"
     model.producer_version = __version__
     inputs = [entry | {"meaning": source.meaning} for entry in inputs]
-    # The registered name of the method, if it has one.
-    names = (name for name in HEADS.names() if type(head) is HEADS[name])
     entries: dict[str, Any] = {
         "evergrow.version": __version__,
-        "evergrow.method": next(names, type(head).__name__),
+        "evergrow.method": head.method_name(),
         "evergrow.labels": head.classes_.tolist(),
         "evergrow.inputs": inputs,
         **source.metadata,

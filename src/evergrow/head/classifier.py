@@ -278,24 +278,19 @@ class Classifier(IncrementalClassifier):
         ParameterError
             If ``layer`` is no layer, or its settings are out of range.
         """
-        layer: Any = self.layer
-        units: dict[str, Any] = {}
-        if self.n_units is not None:
-            units["n_units"] = self.n_units
-        if layer is None:
-            return FourierLayer(**units)
+        layer: Any = FourierLayer() if self.layer is None else self.layer
         if isinstance(layer, str):
             check_choice("layer", layer, LAYERS.names())
             layer = {"kind": layer}
         if isinstance(layer, Mapping):
-            return layer_from_plain({**layer, **units})
+            layer = layer_from_plain(layer)
         if not isinstance(layer, Layer):
             raise ParameterError(
                 f"layer must be a layer, its name or None, got {type(layer).__name__}"
             )
-        if units:
-            return dataclasses.replace(layer, **units)
-        return layer
+        if self.n_units is None:
+            return layer
+        return dataclasses.replace(layer, n_units=self.n_units)
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge. None if it is chosen from the statistics."""
@@ -913,10 +908,6 @@ class Classifier(IncrementalClassifier):
         floor = alpha or UNLEARN_FLOOR * max(before.row_energy, _TINY)
         model = before.unlearn(Z, codes, floor, weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
-        if not kept:
-            raise NothingLeftError(
-                "at least one sample must remain; call fit to start anew"
-            )
         if len(kept) < len(self.classes_):
             self._keep(model, kept)
             return self
@@ -957,10 +948,6 @@ class Classifier(IncrementalClassifier):
             raise LabelError("labels must name at least one class, got none")
         codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
         kept = [column for column in range(len(self.classes_)) if column not in codes]
-        if not kept:
-            raise NothingLeftError(
-                "at least one class must remain; call fit to start anew"
-            )
         self._keep(self._state.model, kept)
         return self
 
@@ -1012,7 +999,16 @@ class Classifier(IncrementalClassifier):
             The present model, perhaps without some samples.
         kept : list of int
             Columns of the classes to keep.
+
+        Raises
+        ------
+        NothingLeftError
+            If there are none.
         """
+        if not kept:
+            raise NothingLeftError(
+                "at least one class must remain; call fit to start anew"
+            )
         state = self._state
         own = state.pseudo_labels
         pseudo_labels = own and own.keep(state.model, kept)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
@@ -34,7 +34,7 @@ from torch import Tensor
 from evergrow.core.record import Between, record, require
 from evergrow.head.block_weights import choose_link_weights
 from evergrow.head.layers.feature_map import check_weights
-from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
+from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_ridge
 from evergrow.head.linalg.scatter import (
@@ -220,6 +220,19 @@ class SolvedMeans(NamedTuple):
     choice: Choice
     scatter: SolvedScatter
     stats: RidgeStatistics
+
+
+class _FoldScores(NamedTuple):
+    """Scores of n rows by a model without them, see `SolvedCache._scores_by_fold`."""
+
+    novelty: NoveltyTerms
+    """The terms of novelty of any row by this model."""
+    terms: Tensor
+    """Terms of novelty (n, 6) of the rows."""
+    scores: Tensor
+    """Class scores (n, C)."""
+    spread: float
+    """Energy of a true class mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -676,23 +689,13 @@ class SolvedCache(Locked):
         """
         # Solving the readout now costs little more, and files keep the result.
         self.readout()
-        n_classes = len(self.model.counts)
-        shapes = self.model.shapes
-        reduced, outside = self.project(Z)
-        shape_rows = None if shapes is None else shapes.rows(self.model.inputs(Z))
-        scores = Z.new_empty(len(codes), n_classes)
+        scores = Z.new_empty(len(codes), len(self.model.counts))
         terms = Z.new_empty(len(codes), N_COLUMNS)
         spread = 0.0
-        for fold in torch.unique(folds).tolist():
-            rows = torch.nonzero(folds == fold).ravel()
-            terms[rows], scores[rows], fold_spread = self._score_fold(
-                reduced[rows],
-                codes[rows],
-                _take(weights, rows),
-                _take(outside, rows),
-                _take(shape_rows, rows),
-            )
-            spread += fold_spread * len(rows) / len(codes)
+        for rows, rest in self._scores_by_fold(Z, codes, folds, weights):
+            terms[rows] = rest.terms
+            scores[rows] = rest.scores
+            spread += rest.spread * len(rows) / len(codes)
         found = np.asarray(terms.cpu().numpy())
         if self.kind == "ridge":
             return HeldOutScores(found)
@@ -723,96 +726,69 @@ class SolvedCache(Locked):
             known rows (:func:`~evergrow.head.novelty.score.to_units`), and log losses
             of the class that these statistics predict.
         """
-        scatter = self.means.scatter
+        found = np.empty((len(codes), N_COLUMNS))
+        losses = np.empty((len(codes), len(TEMPERATURES)))
+        by_fold = self._scores_by_fold(Z, codes, folds, weights, whole_classes=True)
+        for rows, rest in by_fold:
+            own = rows.cpu().numpy()
+            units = term_units(rest.novelty.draw_terms().cpu().numpy())
+            found[own] = to_units(rest.terms.cpu().numpy(), units)
+            losses[own] = log_losses(rest.scores, rest.scores.argmax(dim=1))
+        return HeldOutScores(found, None if self.kind == "ridge" else losses)
+
+    def _scores_by_fold(
+        self,
+        Z: Tensor,
+        codes: Tensor,
+        folds: Tensor,
+        weights: Tensor | None,
+        *,
+        whole_classes: bool = False,
+    ) -> Iterator[tuple[Tensor, _FoldScores]]:
+        """Score the rows of each fold with the model of all other rows.
+
+        Parameters
+        ----------
+        Z, codes, folds, weights : Tensor
+            The rows, as for :meth:`held_out_scores`.
+        whole_classes : bool, default=False
+            Whether a fold has all rows of its classes. The model then lacks them.
+
+        Yields
+        ------
+        rows : Tensor of shape (m,)
+            Indices of the rows of a fold.
+        scores : _FoldScores
+            Their scores.
+        """
+        choice, scatter, _ = self.means
         reduced, outside = self.project(Z)
         shapes = self.model.shapes
         shape_rows = None if shapes is None else shapes.rows(self.model.inputs(Z))
-        found = np.empty((len(codes), N_COLUMNS))
-        losses = np.empty((len(codes), len(TEMPERATURES)))
         for fold in torch.unique(folds).tolist():
             rows = torch.nonzero(folds == fold).ravel()
             H = reduced[rows]
-            left_out = torch.unique(codes[rows]).tolist()
-            kept = [c for c in range(len(scatter.counts)) if c not in left_out]
+            own_codes = codes[rows]
             own_weights = _take(weights, rows)
-            rest = scatter.without_classes(H, codes[rows], own_weights)
-            matrices = NoveltyTerms.of(rest, partial(self._gram, H, own_weights))
-            units = term_units(matrices.draw_terms().cpu().numpy())
-            terms = matrices.of_rows(H, _take(outside, rows)).cpu().numpy()
-            left_shapes = shapes and shapes.group([[column] for column in kept])
-            scores, _ = self._scores_of_rest(
-                rest, left_shapes, H, _take(shape_rows, rows)
-            )
-            own = rows.cpu().numpy()
-            found[own] = to_units(terms, units)
-            losses[own] = log_losses(scores, scores.argmax(dim=1))
-        return HeldOutScores(found, None if self.kind == "ridge" else losses)
-
-    def _score_fold(
-        self,
-        reduced: Tensor,
-        codes: Tensor,
-        weights: Tensor | None,
-        outside: Tensor | None,
-        shape_rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor, float]:
-        """Score the rows of a fold with the model of all other rows.
-
-        Parameters
-        ----------
-        reduced : Tensor of shape (n, k)
-            The rows in the coordinates of the statistics, from :meth:`project`.
-        codes : Tensor of shape (n,)
-            Their classes.
-        weights : Tensor of shape (n,) or None
-            Their sample weights. None means 1.
-        outside : Tensor of shape (n,) or None
-            Their squared lengths outside the coordinates, from :meth:`project`.
-        shape_rows : Tensor of shape (n, s) or None
-            The rows in the s directions of the class shapes. None without shapes.
-
-        Returns
-        -------
-        terms : Tensor of shape (n, 6)
-            Terms of novelty and 1 / count of the nearest class.
-        scores : Tensor of shape (n, C)
-            Class scores.
-        spread : float
-            Energy of a true class mean.
-        """
-        rest = self.means.scatter.follow(reduced, codes, weights, sign=-1)
-        gram = partial(self._gram, reduced, weights)
-        terms = NoveltyTerms.of(rest, gram).of_rows(reduced, outside)
-        shapes = self.model.shapes
-        if shapes is not None and shape_rows is not None:
-            shapes = shapes.add(shape_rows, codes, -1.0, weights)
-        scores, spread = self._scores_of_rest(rest, shapes, reduced, shape_rows)
-        return terms, scores, spread
-
-    def _scores_of_rest(
-        self,
-        rest: SolvedScatter,
-        shapes: ClassShapes | None,
-        reduced: Tensor,
-        shape_rows: Tensor | None,
-    ) -> tuple[Tensor, float]:
-        """Return class scores (n, C) of a model without a fold, and its spread.
-
-        Parameters
-        ----------
-        rest : SolvedScatter
-            Class means without the fold.
-        shapes : ClassShapes or None
-            Class shapes without the fold.
-        reduced, shape_rows : Tensor
-            The rows, as in :meth:`_score_fold`.
-        """
-        estimates = rest.estimate_means()
-        scores = torch.addmm(estimates.offset, reduced, estimates.weights)
-        if shapes is not None and shape_rows is not None:
-            strength = self.means.choice.strength
-            scores = ShapeScores(shapes, rest.counts, strength).add(shape_rows, scores)
-        return scores, estimates.spread
+            if whole_classes:
+                rest = scatter.without_classes(H, own_codes, own_weights)
+            else:
+                rest = scatter.follow(H, own_codes, own_weights, sign=-1)
+            novelty = NoveltyTerms.of(rest, partial(self._gram, H, own_weights))
+            terms = novelty.of_rows(H, _take(outside, rows))
+            estimates = rest.estimate_means()
+            scores = torch.addmm(estimates.offset, H, estimates.weights)
+            if shapes is not None and shape_rows is not None:
+                P = shape_rows[rows]
+                if whole_classes:
+                    left_out = own_codes.tolist()
+                    kept = [c for c in range(len(scatter.counts)) if c not in left_out]
+                    others = shapes.group([[column] for column in kept])
+                else:
+                    others = shapes.add(P, own_codes, -1.0, own_weights)
+                shape_scores = ShapeScores(others, rest.counts, choice.strength)
+                scores = shape_scores.add(P, scores)
+            yield rows, _FoldScores(novelty, terms, scores, estimates.spread)
 
 
 def _take(values: Tensor | None, rows: Tensor) -> Tensor | None:
