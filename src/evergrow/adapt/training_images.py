@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from evergrow.adapt.settings import TrainConfig
@@ -102,35 +101,43 @@ class TrainTransform:
         return self.evaluation.normalised(to_bytes(image).contiguous())
 
     def crop_batch(self, pixels: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
-        """Crop, resize, flip and normalise images, on their device.
+        """Crop, resize, flip and normalise images together, on their device.
 
-        The result equals Pillow's up to its rounding of intermediate bytes.
+        Resizing is separable and linear: out = A x B^T with one banded matrix per image
+        and direction. The matrices hold Pillow's filter, so that the result equals
+        Pillow's up to its rounding of intermediate bytes.
 
         Parameters
         ----------
         pixels : Tensor of shape (n, h, w, 3)
             Images as bytes.
         boxes, flips : Tensor
-            From :func:`draw_crops`.
+            From :func:`draw_crops`, on the same device.
 
         Returns
         -------
         Tensor of shape (n, 3, height, width)
             float32.
         """
-        resized = []
-        for image, (top, left, height, width), flip in zip(
-            pixels, boxes.tolist(), flips.tolist(), strict=True
-        ):
-            crop = image[top : top + height, left : left + width]
-            planes = crop.permute(2, 0, 1)[None].to(torch.float32)
-            planes = interpolate(
-                planes, self.evaluation.size, mode=self.interpolation, antialias=True
-            )
-            resized.append(planes.flip(3) if flip else planes)
-        # Bicubic filters overshoot.
-        batch = torch.cat(resized).clamp_(0, 255)
-        return self.evaluation.normalised(batch.round_())
+        height, width = self.evaluation.size
+        is_cubic = self.interpolation == "bicubic"
+        top, left, tall, wide = boxes.to(torch.float32).unbind(dim=1)
+        no_flips = torch.zeros_like(flips)
+        rows = _resize_matrices(
+            top, tall, height, pixels.shape[1], no_flips, cubic=is_cubic
+        )
+        columns = _resize_matrices(
+            left, wide, width, pixels.shape[2], flips, cubic=is_cubic
+        )
+        planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
+        # Images need full precision, so an outer autocast is disabled.
+        with torch.autocast(pixels.device.type, enabled=False):
+            across = planes @ columns[:, None].transpose(2, 3)
+            # Pillow clips bicubic overshoots between the two directions.
+            if is_cubic:
+                across = across.clamp_(0, 255)
+            resized = (rows[:, None] @ across).clamp_(0, 255)
+        return self.evaluation.normalised(resized.round_())
 
 
 def draw_crops(
@@ -209,6 +216,49 @@ def _centred_crop(height: int, width: int) -> tuple[int, int, int, int]:
     top = (height - crop_height) // 2
     left = (width - crop_width) // 2
     return top, left, crop_height, crop_width
+
+
+def _resize_matrices(
+    start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool
+) -> Tensor:
+    """Return matrices that resize and flip a part of one axis of n images.
+
+    Parameters
+    ----------
+    start, length : Tensor of shape (n,)
+        First pixel of the part and number of its pixels.
+    n_out, n_in : int
+        Length of the axis after and before.
+    flips : Tensor of shape (n,)
+        Whether the axis is reversed.
+    cubic : bool
+        Use the bicubic filter instead of the bilinear one.
+
+    Returns
+    -------
+    Tensor of shape (n, n_out, n_in)
+    """
+    outputs = torch.arange(n_out, device=start.device, dtype=torch.float32)
+    outputs = torch.where(flips[:, None], n_out - 1 - outputs, outputs)
+    step = (length / n_out)[:, None]
+    centres = start[:, None] + (outputs + 0.5) * step
+    pixels = torch.arange(n_in, device=start.device, dtype=torch.float32)
+    offsets = (pixels + 0.5 - centres[:, :, None]).abs_()
+    distance = offsets / step.clamp(min=1.0)[:, :, None]
+    if cubic:
+        weights = _cubic(distance)
+    else:
+        weights = (1.0 - distance).clamp_(min=0.0)
+    inside = (pixels >= start[:, None]) & (pixels < (start + length)[:, None])
+    weights *= inside[:, None, :]
+    return weights / weights.sum(dim=2, keepdim=True)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Return Keys's cubic kernel with a = -1/2 at distances >= 0, as Pillow."""
+    near = (1.5 * distance - 2.5) * distance.square() + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 class TrainingImages:
@@ -342,19 +392,21 @@ class TrainingImages:
         boxes, flips = draw_crops(
             self._config.crop_scale, len(self), height, width, draws
         )
+        boxes = boxes.to(self._device)
+        flips = flips.to(self._device)
         batch_size = self._config.batch_size
         cpu_batches = torch.split(order, batch_size)
         device_batches = torch.split(order_on_device, batch_size)
-        for rows, rows_on_device in zip(cpu_batches, device_batches):
+        for cpu_rows, rows in zip(cpu_batches, device_batches):
             if isinstance(all_pixels, Tensor):
-                pixels = all_pixels[rows_on_device]
+                pixels = all_pixels[rows]
             else:
-                pixels = torch.from_numpy(all_pixels[rows.numpy()])
+                pixels = torch.from_numpy(all_pixels[cpu_rows.numpy()])
+                pixels = pixels.to(self._device)
             is_grey = pixels.ndim == 3
             if is_grey:
                 pixels = pixels[..., None].expand(-1, -1, -1, 3)
-            crops = self._augment.crop_batch(pixels, boxes[rows], flips[rows])
-            yield crops.to(self._device)
+            yield self._augment.crop_batch(pixels, boxes[rows], flips[rows])
 
     def _loaded(self, epoch: int, order: Tensor) -> Iterator[Tensor]:
         """Yield batches of images that are decoded and augmented one by one."""
