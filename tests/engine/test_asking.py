@@ -106,12 +106,13 @@ def test_predict_rewrites_damaged_tables(model, data, tmp_path, monkeypatch) -> 
     ] == bodies  # a retry overwrites with the same bytes
 
 
+@pytest.mark.parametrize("name", ["test_resnet", "test_resnet+test_vit"])
 def test_features_by_shards_equal_those_of_the_backbone(
-    images: Path, tmp_path: Path
+    images: Path, tmp_path: Path, name: str
 ) -> None:
     import pyarrow.parquet as pq
 
-    backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    backbone = create_backbone(name, weights="random", device="cpu")
     engine = LocalEngine(shard_rows=8, folder=tmp_path / "job")
     with pytest.raises(EngineError, match=r"shard 1.* cannot be read: .*none\.png"):
         engine.features(backbone, images)
@@ -122,18 +123,19 @@ def test_features_by_shards_equal_those_of_the_backbone(
     assert table["label"] == ["ant"] * 9 + ["bee"] * 9
     from evergrow.features import encode
 
-    plain = encode(
-        backbone, Images(tuple(table["name"]), root=images), cache=False, join=False
-    ).X
+    plain = encode(backbone, Images(tuple(table["name"]), root=images), cache=False).X
     np.testing.assert_allclose(
         np.array(table["feature"]), plain, rtol=0, atol=1e-5
     )  # batches are others
     assert read(tmp_path / "job" / "features").kind == "features"
 
 
-def test_fit_by_shards_learns_images(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_resnet+test_vit"])
+def test_fit_by_shards_learns_images(
+    images: Path, tmp_path: Path, backbone: str
+) -> None:
     settings = {
-        "backbone": "test_resnet",
+        "backbone": backbone,
         "weights": "random",
         "device": "cpu",
         "options": OPTIONS,

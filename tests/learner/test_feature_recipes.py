@@ -55,11 +55,12 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("backbone", ["test_vit", "test_vit+test_resnet"])
 def test_a_saved_model_has_its_recipe_and_answers_the_same(
-    data: Any, tmp_path: Path
+    data: Any, tmp_path: Path, backbone: str
 ) -> None:
     made = Learner(
-        "test_vit", weights="random", features="rich", options=UNITS, device="cpu"
+        backbone, weights="random", features="rich", options=UNITS, device="cpu"
     ).fit(data)
     made.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg", device="cpu")

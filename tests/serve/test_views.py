@@ -16,9 +16,18 @@ from evergrow.features.images import decode_image
 
 
 @pytest.mark.parametrize(
-    "recipe", ["fast", "rich", "best", "rich@160of180,final@96:mirror"]
+    ("backbone", "recipe"),
+    [
+        ("test_resnet", "fast"),
+        ("test_resnet", "rich"),
+        ("test_resnet", "best"),
+        ("test_resnet", "rich@160of180,final@96:mirror"),
+        ("test_resnet+test_efficientnet", "rich"),
+        ("test_resnet+test_efficientnet", "best#1,final@96:mirror#2"),
+    ],
 )
 def test_learner_service_and_onnx_graph_agree(
+    backbone: str,
     recipe: str,
     serve: Any,
     folder: Path,
@@ -31,7 +40,7 @@ def test_learner_service_and_onnx_graph_agree(
     )  # the quicker one
     taught = [image(number % 2, number) for number in range(12)]
     learner = Learner(
-        "test_resnet",
+        backbone,
         weights="random",
         features=recipe,
         options={"n_units": 20},

@@ -125,7 +125,9 @@ def _backbone_facts(spec: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Return labels and values of the entry ``backbone`` of a description."""
     if spec is None:
         return [("backbone", "none: samples are feature vectors")]
-    source = str(spec["weights"]).partition(":")[0]
+    networks = spec.get("parts") or [spec]
+    sources = [str(network["weights"]).partition(":")[0] for network in networks]
+    source = " and ".join(dict.fromkeys(sources))
     weights = f"{source} weights {str(spec['weights_hash'])[:12]}"
     steps = [f"{name} {_short(value)}" for name, value in spec["preprocessing"].items()]
     preprocessing = f"{spec['preset']}: {', '.join(steps)}" if steps else ""

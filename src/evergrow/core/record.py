@@ -371,6 +371,9 @@ def _split_spec(hint: Any) -> tuple[Spec, Any]:
 _LARGEST_INTEGER = 2**53
 """Larger integers are not exact in JSON parsers that use floats."""
 
+_SHOWN_NAME = 100
+"""Characters of a name in messages about objects that are nested too deeply."""
+
 _INVALID_VALUES = (
     EvergrowError,
     TypeError,
@@ -650,7 +653,12 @@ def from_values(cls: type[T], values: Any, name: str) -> T:
     """
     if not isinstance(values, dict):
         reject(name, "an object", values)
-    return _Reader(Archive("", values), None, name).build(cls)
+    try:
+        return _Reader(Archive("", values), None, name).build(cls)
+    except RecursionError:
+        raise FileFormatError(
+            f"{name[:_SHOWN_NAME]} is damaged: its objects are nested too deeply"
+        ) from None
 
 
 def reject(name: str, wanted: str, value: Any) -> NoReturn:

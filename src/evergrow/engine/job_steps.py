@@ -168,11 +168,12 @@ def portable_description(spec: BackboneSpec) -> dict[str, Any]:
     ParameterError
         If the backbone is a module of this process, which workers do not have.
     """
-    if spec.weights == "module":
-        raise ParameterError(
-            "backbone must be one that workers can load by its name with an engine, "
-            f"got the module {spec.name}"
-        )
+    for network in spec.networks:
+        if network.weights == "module":
+            raise ParameterError(
+                "backbone must be one that workers can load by its name with an "
+                f"engine, got the module {network.name}"
+            )
     return spec.to_dict()
 
 

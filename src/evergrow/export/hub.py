@@ -231,11 +231,12 @@ def model_card(
 
     info = learner.state_.describe()
     spec = learner.state_.spec
-    base_model = None
+    base_models: list[str] = []
     backbone = ""
     backbone_licence = None
     if spec is not None:
-        base_model = hub_name(spec)
+        names = [hub_name(network) for network in spec.networks]
+        base_models = [name for name in names if name is not None]
         backbone = markdown_text(spec.name)
         backbone_licence = licence_of(spec)
     datasets = None
@@ -246,7 +247,7 @@ def model_card(
         pipeline_tag=_PIPELINE_TAGS[info["kind"]],
         tags=["evergrow", "continual-learning", "class-incremental-learning"],
         license=licence,
-        base_model=base_model,
+        base_model=base_models[0] if len(base_models) == 1 else base_models or None,
         datasets=datasets,
     )
     listed_classes = [
@@ -262,6 +263,7 @@ def model_card(
         summary=(summary or "").strip(),
         shown=listed_classes,
         spec=spec,
+        base_models=base_models,
         backbone=backbone,
         licence=backbone_licence,
         measured=_measured_accuracy(learner, evaluation),

@@ -27,6 +27,7 @@ from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, FeatureBlock
 from evergrow.features.image_backbone import ImageBackbone, read_views
+from evergrow.features.joined_backbone import JoinedBackbone
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.text_backbone import (
     TextBackbone,
@@ -69,34 +70,34 @@ class ExportError(EvergrowError, RuntimeError):
 
 
 class PixelModule(nn.Module):
-    """Image backbone that takes uint8 pixels and returns the features of its recipe.
+    """Image networks that take uint8 pixels and return the features of their recipes.
 
     Parameters
     ----------
-    module : torch.nn.Module
-        Takes normalised images.
-    transform : Preprocessing
-        Its normalisation becomes part of the graph.
-    blocks : sequence of FeatureBlock
-        Feature blocks, joined at equal energy.
+    networks : sequence of (slice, ImageBackbone)
+        Each network with the columns of its views. Their normalisation becomes part of
+        the graph. Blocks are joined at equal energy.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        transform: Preprocessing,
-        blocks: Sequence[FeatureBlock],
-    ) -> None:
+    def __init__(self, networks: Sequence[tuple[slice, ImageBackbone]]) -> None:
         super().__init__()
-        self.module = module
-        self._transform = transform
-        self._blocks = tuple(blocks)
+        self.modules_ = nn.ModuleList(own_copy(part.module) for _, part in networks)
+        self._columns = [columns for columns, _ in networks]
+        self._transforms = [part.transform for _, part in networks]
+        self._blocks = [part.spec.blocks.parsed for _, part in networks]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
-        images = self._transform.normalised(pixels)
-        views = read_views(self.module, self._blocks, self._transform, images)
-        return join_equally(views)
+        blocks = []
+        for columns, transform, wanted, module in zip(
+            self._columns, self._transforms, self._blocks, self.modules_, strict=True
+        ):
+            views = pixels
+            if len(self._blocks) > 1:
+                views = pixels[:, :, : transform.size[0], columns]
+            images = transform.normalised(views)
+            blocks += read_views(module, wanted, transform, images)
+        return join_equally(blocks)
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
@@ -220,9 +221,22 @@ class GraphInput:
     beside: dict[Path, bytes] = field(default_factory=dict)
 
 
-def _pixel_input(backbone: ImageBackbone) -> GraphInput:
-    """Return the input of an image graph: resized and cropped images as bytes."""
-    transform = backbone.transform
+def _pixel_input(
+    backbone: Backbone,
+    transform: Preprocessing,
+    networks: Sequence[tuple[slice, ImageBackbone]],
+) -> GraphInput:
+    """Return the input of an image graph: resized and cropped images as bytes.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The backbone of one or several image networks.
+    transform : Preprocessing
+        Its preprocessing.
+    networks : sequence of (slice, ImageBackbone)
+        Its networks, each with the columns of its views.
+    """
     height, width = transform.size
     cuts = transform.cuts()
     if len(cuts) == 1:
@@ -242,9 +256,7 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     noise = (255 * mixed).round().to(torch.uint8)
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
-        module = PixelModule(
-            own_copy(backbone.module), transform, backbone.spec.blocks.parsed
-        )
+        module = PixelModule(networks)
         return module.eval().requires_grad_(False), {PIXELS: noise[:2]}
 
     return GraphInput(
@@ -460,12 +472,19 @@ def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInp
         )
     if isinstance(backbone, TextBackbone):
         return _token_input(backbone, tokenizer_path(target))
-    if not isinstance(backbone, ImageBackbone):
+    transform = backbone.transform
+    networks = [(slice(None), backbone)]
+    if isinstance(backbone, JoinedBackbone):
+        networks = backbone.active_parts()
+    images = [
+        (columns, part) for columns, part in networks if isinstance(part, ImageBackbone)
+    ]
+    if len(images) < len(networks) or not isinstance(transform, Preprocessing):
         raise ExportError(
             "backbone must be one of images, or a sentence encoder, to be exported, "
             f"got a {backbone.kind} backbone{_HEAD_ONLY_HINT}"
         )
-    return _pixel_input(backbone)
+    return _pixel_input(backbone, transform, images)
 
 
 def tokenizer_path(target: Path) -> Path:

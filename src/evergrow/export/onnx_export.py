@@ -35,6 +35,7 @@ from evergrow.export.onnx_backbone import (
     random_features,
 )
 from evergrow.features.backbone import Backbone, BackboneSpec
+from evergrow.features.joined_backbone import SEPARATOR
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
@@ -399,7 +400,10 @@ def _public(spec: BackboneSpec) -> dict[str, Any]:
     source, _, path = values["weights"].partition(":")
     if source == "file" and path:
         values["weights"] = f"file:{_base_name(path)}"
-    if os.path.isabs(spec.name.removeprefix("sentence:")):
+    if spec.parts:
+        values["parts"] = [_public(part) for part in spec.parts]
+        values["name"] = SEPARATOR.join(part["name"] for part in values["parts"])
+    elif os.path.isabs(spec.name.removeprefix("sentence:")):
         values["name"] = _base_name(spec.name)
     return values
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from evergrow.features.image_backbone import ImageBackbone
     from evergrow.features.images import decode_image
+    from evergrow.features.joined_backbone import JoinedBackbone
     from evergrow.features.preprocess import PRESETS, Preprocessing
     from evergrow.features.text_backbone import TextBackbone
     from evergrow.features.weights import (
@@ -46,6 +47,7 @@ __all__ = [
     "FeatureRecipe",
     "Features",
     "ImageBackbone",
+    "JoinedBackbone",
     "Preprocessing",
     "TextBackbone",
     "backbone_from_spec",
@@ -68,6 +70,7 @@ _HOMES = {
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
     "image_backbone": ("ImageBackbone",),
     "images": ("decode_image",),
+    "joined_backbone": ("JoinedBackbone",),
     "preprocess": ("PRESETS", "Preprocessing"),
     "text_backbone": ("TextBackbone",),
     "weights": (

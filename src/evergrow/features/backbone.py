@@ -9,6 +9,7 @@ comma-separated list of entries ``WHAT[@VIEW[+VIEW...]][:mirror]``.
   image that is resized as for 72).
 - Views joined by ``+`` are separate blocks. Views joined by ``~`` are averaged.
 - ``:mirror`` averages the image and its mirror image.
+- ``#2`` at the end of an entry reads the second of several networks only.
 
 For example, ``rich@224+320:mirror`` reads several depths at two sizes, and averages
 each over the image and its mirror image. :func:`resolve_recipe` turns a recipe into the
@@ -64,6 +65,10 @@ Side = Literal["", "mirror", "flipped"]
 
 _DEPTH = re.compile(r"-[1-9][0-9]{0,3}")
 _VIEW = re.compile(r"([0-9]{1,9})(?:of([0-9]{1,9}))?")
+_NETWORK = re.compile(r"(.*)#([1-9])")
+MAX_NETWORKS = 9
+"""Largest number of networks side by side."""
+
 _MAX_BLOCKS = 256  # far more than a network has; limits the work for a bad file
 _MAX_PIXELS = 4096  # per side of a view
 _SAME_DIRECTION = 1e-5  # largest distance of unit vectors of two equal blocks
@@ -119,12 +124,14 @@ class FeatureBlock:
         The image, the mean of image and mirror image, or the mirror image.
     also : tuple of View
         Further views to average over.
+    network : int
+        Number of the network, from 1. 0 if there is one network, or for all.
 
     Examples
     --------
     >>> from evergrow.features.backbone import FeatureBlock
-    >>> FeatureBlock.parse("mean@-2")
-    FeatureBlock(pooling='mean', place=-2, view=None, side='', also=())
+    >>> FeatureBlock.parse("mean@-2#1")
+    FeatureBlock(pooling='mean', place=-2, view=None, side='', also=(), network=1)
     >>> str(FeatureBlock.parse("final@320:mirror"))
     'final@320:mirror'
     >>> [str(part) for part in FeatureBlock.parse("final@64~64of80").components]
@@ -136,10 +143,11 @@ class FeatureBlock:
     view: View | None = None
     side: Side = ""
     also: tuple[View, ...] = ()
+    network: int = 0
 
     @classmethod
     def parse(cls, text: Any) -> Self:
-        """Parse a text such as ``"cls@-1"`` or ``"mean@layer3@320:mirror"``.
+        """Parse a text such as ``"cls@-1"`` or ``"mean@layer3@320:mirror#2"``.
 
         Raises
         ------
@@ -148,7 +156,8 @@ class FeatureBlock:
         """
         if not isinstance(text, str):
             raise _not_a_block(text)
-        body, colon, side = text.partition(":")
+        entry, network = _split_network(text)
+        body, colon, side = entry.partition(":")
         pooling, *rest = body.split("@")
         place = ""
         if pooling == FINAL:
@@ -163,6 +172,7 @@ class FeatureBlock:
             pooling,
             int(place) if _DEPTH.fullmatch(place) else place,
             side=cast("Side", side),
+            network=network,
         )
         return block.with_views(*rest)
 
@@ -202,7 +212,17 @@ class FeatureBlock:
             text += f"@{views}"
         if self.side:
             text += f":{self.side}"
+        if self.network:
+            text += f"#{self.network}"
         return text
+
+
+def _split_network(text: str) -> tuple[str, int]:
+    """Split ``"final@320#2"`` into ``"final@320"`` and 2, which is 0 without number."""
+    match = _NETWORK.fullmatch(text)
+    if match is None:
+        return text, 0
+    return match[1], int(match[2])
 
 
 def _not_a_block(text: Any) -> ParameterError:
@@ -357,6 +377,20 @@ class FeatureRecipe:
             averaged.append(parts[0] if len(parts) == 1 else sum(parts) / len(parts))
         return np.concatenate(averaged, axis=1)
 
+    def of_network(self, number: int) -> FeatureRecipe | None:
+        """Return the blocks of one of several networks, or None if it has none.
+
+        Their names are without the number of the network.
+        """
+        widths = {
+            str(replace(block, network=0)): width
+            for block, width in zip(self.parsed, self.widths, strict=True)
+            if block.network == number
+        }
+        if widths:
+            return FeatureRecipe(tuple(widths), tuple(widths.values()))
+        return None
+
     def __str__(self) -> str:
         return ", ".join(self.blocks)
 
@@ -370,7 +404,7 @@ def _check_distinct(blocks: Sequence[FeatureBlock], name: str) -> None:
             )
 
 
-def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
+def parse_recipe(recipe: Any, name: str = "recipe") -> list[FeatureBlock]:
     """Return the entries of a recipe, one per view, or raise :class:`ParameterError`.
 
     The pooling of an entry may be the name of a recipe. `name` is the name of the
@@ -385,10 +419,11 @@ def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
         )
     blocks: list[FeatureBlock] = []
     for entry in entries:
-        what = str(entry).partition(":")[0].partition("@")[0]
+        text, network = _split_network(str(entry))
+        what = text.partition(":")[0].partition("@")[0]
         if what in RECIPES:
-            parts = _split_views(str(entry))
-            blocks += [_parse_named(part, name) for part in parts]
+            named = [_parse_named(part, name) for part in _split_views(text)]
+            blocks += [replace(block, network=network) for block in named]
         elif what not in (*POOLINGS, FINAL) and isinstance(recipe, str):
             raise ParameterError(
                 f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as "
@@ -407,10 +442,13 @@ def _split_views(entry: Any) -> list[Any]:
     """
     if not isinstance(entry, str):
         return [entry]
-    body, colon, side = entry.partition(":")
+    text, network = _split_network(entry)
+    body, colon, side = text.partition(":")
     what, at, views = body.rpartition("@")
     if not at:
         return [entry]
+    if network:
+        side += f"#{network}"
     return [f"{what}@{view}{colon}{side}" for view in views.split("+")]
 
 
@@ -451,7 +489,7 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
         ...
     evergrow.core.errors.ParameterError: view must be a size such as 320 or a zoom ...
     """
-    _parse_recipe(recipe, name)
+    parse_recipe(recipe, name)
 
 
 class ViewChoice(NamedTuple):
@@ -514,7 +552,13 @@ def resolve_recipe(
     InputError
         If a block is not one vector per sample.
     """
-    entries = _parse_recipe(recipe, "recipe")
+    entries = parse_recipe(recipe)
+    for entry in entries:
+        if entry.network:
+            raise ParameterError(
+                f"block must not have the number of a network, since {name} is one "
+                f"network, got {str(entry)!r}"
+            )
     wanted, note = _replace_names(entries, rich, views, own)
     if any(entry.pooling in RECIPES for entry in entries):
         blocks = _drop_repeated(_read_available(wanted, read))
@@ -712,6 +756,9 @@ class BackboneSpec:
         architecture.
     recipe : FeatureRecipe, optional
         Blocks of the feature vectors. None is the network's output alone.
+    parts : tuple of BackboneSpec
+        Descriptions of several networks side by side, without recipes. Blocks of
+        `recipe` have the number of their network. Empty if there is one network.
     extra : Extra
         Optional fields written by a later version. They are kept, and do not change the
         features.
@@ -726,7 +773,19 @@ class BackboneSpec:
     preprocessing: dict[str, Any]
     options: dict[str, Any]
     recipe: FeatureRecipe | None = None
+    parts: tuple[BackboneSpec, ...] = ()
     extra: Extra = field(default=NOTHING, compare=False)
+
+    @property
+    def networks(self) -> tuple[BackboneSpec, ...]:
+        """Descriptions of all networks: the `parts`, or this one."""
+        return self.parts or (self,)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the features are the outputs of the networks alone."""
+        output = FeatureBlock(FINAL, FINAL)
+        return all(replace(block, network=0) == output for block in self.blocks.parsed)
 
     @property
     def blocks(self) -> FeatureRecipe:
@@ -743,11 +802,14 @@ class BackboneSpec:
         plain = self
         if self.recipe is not None:
             plain = replace(self, recipe=replace(self.recipe, note=""))
-        return {
+        values = {
             name: value
             for name, value in plain.to_dict().items()
             if name not in ("weights", *self.extra.values)
         }
+        if self.parts:
+            values["parts"] = [part.decisive() for part in self.parts]
+        return values
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values."""
@@ -769,6 +831,24 @@ class BackboneSpec:
         require(
             self.recipe is None or self.recipe.n_features == self.n_features,
             "its recipe has another width",
+        )
+        numbers = [block.network for block in self.blocks.parsed]
+        if not self.parts:
+            require(not any(numbers), "its recipe has numbers of networks")
+            return
+        require(
+            2 <= len(self.parts) <= MAX_NETWORKS,
+            f"it has {len(self.parts)} networks instead of 2 to {MAX_NETWORKS}",
+        )
+        for part in self.parts:
+            require(
+                part.kind == self.kind and part.recipe is None and not part.parts,
+                "its networks are not plain ones of its kind",
+            )
+        require(
+            numbers == sorted(numbers)
+            and set(numbers) == set(range(1, len(self.parts) + 1)),
+            "its recipe does not list the blocks of its networks in order",
         )
 
 
@@ -862,6 +942,11 @@ class Backbone(ABC):
     def kind(self) -> Kind:
         """Kind of the input: ``"image"`` or ``"text"``."""
         return self.spec.kind
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may call :meth:`encode` at the same time."""
+        return False
 
     @property
     def n_features(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,17 @@ from evergrow.features.backbone import (
     check_recipe,
 )
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
+from evergrow.features.joined_backbone import (
+    JoinedBackbone,
+    check_same_kind,
+    split_names,
+)
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.weights import (
     FILE_NAMES,
     SENTENCE_PREFIX,
     SHORT_NAMES,
+    WEIGHT_SOURCES,
     WantedWeights,
     hash_weights,
     load_weights,
@@ -90,12 +96,15 @@ def create_backbone(
           ``"vit_base_patch14_dinov2.lvd142m"``, ``"resnet101"`` or
           ``"tf_efficientnet_lite0"``.
         - For texts, ``"all-MiniLM-L6-v2"`` or ``"sentence:NAME_OR_FOLDER"``.
+        - Several names joined by ``+``, for networks side by side; see
+          :class:`JoinedBackbone`.
         - A module from images (n, 3, height, width) to features (n, d).
     weights : {"bundled", "hub", "random"} or path-like, optional
         ``"bundled"`` reads them from an installed package, ``"hub"`` from the Hugging
         Face Hub or its cache, ``"random"`` draws them. A path is a ``.safetensors``,
         ``.pth``, ``.pt`` or ``.bin`` file, or a folder for texts. By default
-        ``"bundled"`` if available, else ``"hub"``.
+        ``"bundled"`` if available, else ``"hub"``. For several networks, a list gives
+        one per network.
     preset : {"timm", "pilot", "pilot-cifar"} or Preprocessing, default="timm"
         Preprocessing of images. ``"timm"`` is the model's own. The others give pixels
         in [0, 1] without normalisation, as in published continual-learning results.
@@ -136,6 +145,7 @@ def create_backbone(
     """
     check_recipe(recipe)  # before a network is loaded
     target = resolve_device(device)
+    backbone: Backbone
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
             raise ParameterError(
@@ -145,6 +155,13 @@ def create_backbone(
         backbone = _image_backbone(name, type(name).__name__, "module", preset, target)
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
+    elif len(names := network_names(name)) > 1:
+        if model_options:
+            raise ParameterError(
+                "model options must be left out for several networks, got "
+                f"{model_options}"
+            )
+        backbone = _joined_backbone(names, weights, preset, target, seed)
     elif is_text_name(name):
         from evergrow.features.text_backbone import load_text_backbone
 
@@ -157,6 +174,62 @@ def create_backbone(
         module, source, options = _load_timm(name, weights, seed, model_options)
         backbone = _image_backbone(module, name, source, preset, target, options)
     return backbone.with_recipe(recipe)
+
+
+def network_names(name: str) -> list[str]:
+    """Return the names of the networks of a backbone.
+
+    A folder of a text encoder may have a ``+`` in its name.
+
+    Raises
+    ------
+    ParameterError
+        If a name is empty or repeated, or networks take different kinds of input.
+    """
+    folder = name.removeprefix(SENTENCE_PREFIX)
+    if folder != name and Path(folder).is_dir():
+        return [name]
+    names = split_names(name)
+    kinds = ["text" if is_text_name(part) else "image" for part in names]
+    for part, kind in zip(names, kinds, strict=True):
+        check_same_kind(names[0], kinds[0], part, kind)
+    return names
+
+
+def _joined_backbone(
+    names: Sequence[str],
+    weights: Any,
+    preset: str | Preprocessing,
+    device: torch.device,
+    seed: int,
+) -> JoinedBackbone:
+    """Create several networks by name, and join their outputs."""
+    for name in names:
+        if not is_text_name(name):
+            timm_entry(name)  # all names are checked before weights are read
+    sources = _weights_of_each(weights, len(names))
+    return JoinedBackbone(
+        [
+            create_backbone(name, source, preset, device=device, seed=seed)
+            for name, source in zip(names, sources, strict=True)
+        ]
+    )
+
+
+def _weights_of_each(weights: Any, n_networks: int) -> list[Any]:
+    """Return the argument `weights` for each of several networks.
+
+    Raises :class:`ParameterError` if it is neither a source for all nor a list.
+    """
+    if weights is None or weights in WEIGHT_SOURCES:
+        return [weights] * n_networks
+    if isinstance(weights, (list, tuple)) and len(weights) == n_networks:
+        return list(weights)
+    raise ParameterError(
+        f"weights of {n_networks} networks must be "
+        f"{', '.join(map(repr, WEIGHT_SOURCES))} or a list of one per network, got "
+        f"{weights!r}"
+    )
 
 
 def _image_backbone(
@@ -281,7 +354,8 @@ def backbone_from_spec(
         Its description.
     weights : str, path-like or torch.nn.Module, optional
         New location of the weights. Required if the backbone was created from a module:
-        that module. By default the weights are loaded from the source in `spec`.
+        that module. By default the weights are loaded from the source in `spec`. For
+        several networks, a list gives one per network.
     device : str or torch.device, default="auto"
         Device to run on.
 
@@ -302,11 +376,20 @@ def backbone_from_spec(
     >>> backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
     True
     """
-    if isinstance(weights, nn.Module):
+    backbone: Backbone
+    if spec.parts:
+        sources = _weights_of_each(weights, len(spec.parts))
+        backbone = JoinedBackbone(
+            [
+                backbone_from_spec(part, weights=source, device=device)
+                for part, source in zip(spec.parts, sources, strict=True)
+            ]
+        )
+    elif isinstance(weights, nn.Module):
         preset: str | Preprocessing = "timm"
         if spec.kind == "image":
             preset = Preprocessing.from_dict(spec.preprocessing)
-        backbone: Backbone = create_backbone(weights, preset=preset, device=device)
+        backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(
             f"weights must be the module that the backbone {spec.name} was made from, "

@@ -64,7 +64,6 @@ from evergrow.features.backbone import (
     LazyBackbone,
     Precision,
 )
-from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Preprocessing
 
@@ -811,7 +810,7 @@ def _encoded(
         n_at_once = min(torch.get_num_threads(), n_batches, _CPU_BATCHES)
         if device.type == "cuda":
             started = run_ahead(calls, _GPU_BATCHES_AHEAD, _network_thread(device))
-        elif n_at_once > 1 and isinstance(runner.backbone, ImageBackbone):
+        elif n_at_once > 1 and runner.backbone.is_thread_safe:
             n_threads = torch.get_num_threads() // n_at_once
             pool = ThreadPoolExecutor(
                 n_at_once, "evergrow-network", limit_threads, (n_threads,)

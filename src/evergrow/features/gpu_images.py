@@ -64,7 +64,10 @@ def can_prepare(transform: Preprocessing) -> bool:
     Both sides must be scaled alike: only then is the order of Pillow's two passes the
     same in all of its versions, except for tall images.
     """
-    return transform.interpolation in FILTERS and transform.crop_mode == "center"
+    return all(
+        view.interpolation in FILTERS and view.crop_mode == "center"
+        for view, _ in transform.cuts()
+    )
 
 
 class RawReader(ImageReader):

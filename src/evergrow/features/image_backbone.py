@@ -113,6 +113,11 @@ class ImageBackbone(Backbone):
         """Preprocessing of the recipe's views."""
         return self._view_stack(self.spec.blocks.parsed)
 
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may call :meth:`encode` at the same time."""
+        return True
+
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images.
 

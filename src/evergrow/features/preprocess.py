@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -385,6 +385,14 @@ class ViewStack(Preprocessing):
             stack[:, : part.size[0], columns] = part.pixels(image)
         return stack
 
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Scale and normalise uint8 pixels, each view as its network needs it."""
+        scales = {(part.mean, part.std) for part in self.parts}
+        if len(scales) == 1:
+            return super().normalised(pixels)
+        views = [part.normalised(pixels[..., columns]) for part, columns in self.cuts()]
+        return torch.cat(views, dim=-1)
+
     def window(
         self, height: int, width: int
     ) -> tuple[tuple[int, int], int, int] | None:
@@ -411,13 +419,26 @@ def stack_views(
     views : tuple of (int, int) or None
         Arguments of :meth:`Preprocessing.for_view`. None is the network's own view.
     """
-    parts = [
+    return _side_by_side(
         own if view is None else own.for_view(*view) for view in dict.fromkeys(views)
-    ]
+    )
+
+
+@lru_cache(64)
+def stack_networks(transforms: tuple[Preprocessing, ...]) -> Preprocessing:
+    """Return the preprocessing of all views of several networks, side by side."""
+    return _side_by_side(
+        part for transform in transforms for part, _ in transform.cuts()
+    )
+
+
+def _side_by_side(views: Iterable[Preprocessing]) -> Preprocessing:
+    """Return a :class:`ViewStack` of views, or the view itself if there is one."""
+    parts = tuple(views)
     if len(parts) == 1:
         return parts[0]
     size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
-    return ViewStack(**{**vars(own), "size": size, "parts": tuple(parts)})
+    return ViewStack(**{**vars(parts[0]), "size": size, "parts": parts})
 
 
 def to_bytes(image: Image) -> Tensor:

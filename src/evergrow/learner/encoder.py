@@ -150,7 +150,7 @@ class Encoder:
             backbone = create_backbone(
                 requested, weights, self.preset, device=self.device
             )
-        if self.recipe != "auto" or backbone.spec.recipe is None:
+        if self.recipe != "auto" or backbone.spec.is_plain:
             recipe = self.default_recipe if self.recipe == "auto" else self.recipe
             side = None
             if items is not None and items.kind == "image":

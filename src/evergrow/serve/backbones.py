@@ -29,7 +29,6 @@ from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
-from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.weights import BackboneInfo, best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
@@ -143,8 +142,7 @@ class Batcher:
         self._worker = ThreadPoolExecutor(1, name, limit_torch, (cores(),))
         self._crew: ThreadPoolExecutor | None = None
         # Tokenizers and backbones of plugins may not be thread-safe.
-        is_thread_safe = isinstance(backbone, ImageBackbone)
-        if is_thread_safe and backbone.device.type == "cpu" and cores() > 1:
+        if backbone.is_thread_safe and backbone.device.type == "cpu" and cores() > 1:
             self._crew = ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,))
 
     def has_room(self, n: int) -> bool:
