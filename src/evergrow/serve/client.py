@@ -21,7 +21,7 @@ from typing_extensions import Self
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError
 from evergrow.core.files import atomic_path
 from evergrow.core.imports import require
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 
 if TYPE_CHECKING:
     import httpx
@@ -378,7 +378,7 @@ class Client:
         retries: int = 3,
     ) -> None:
         check_number("timeout", timeout, low=0, low_open=True)
-        check_number("retries", retries, low=0, integer=True)
+        check_integer("retries", retries, low=0)
         library: Any = require("httpx", extra="client", purpose="evergrow.serve.client")
         headers = {}
         if token is not None:
