@@ -52,6 +52,12 @@ class Estimator:
             setattr(self, name, value)
         return self
 
+    def _reset(self) -> None:
+        """Forget everything learned: delete all attributes except the parameters."""
+        params = self.get_params(deep=False)
+        self.__dict__.clear()
+        self.__dict__.update(params)
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy on labelled samples, from 0 to 1."""
         right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]

@@ -156,10 +156,6 @@ class AnaCPClassifier(IncrementalClassifier):
         check_choice("variant", self.variant, ("code", "paper"))
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
 
-    def _reset(self) -> None:
-        for name in ("_heads", "_gaussian", "_output", "_maps", "_classifier", "_seed"):
-            self.__dict__.pop(name, None)
-
     def _layer(self, index: int, Z: Tensor) -> FeatureMap:
         layer = GaussianLayer(self.n_units, activation="gelu", bias="none")
         return layer.build(Z, Z, seed=derive_seed(self._seed, "anacp", index))

@@ -100,10 +100,6 @@ class JointLinearProbe(IncrementalClassifier):
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
 
-    def _reset(self) -> None:
-        for name in ("_model", "_samples", "_codes", "_seed", "_readout"):
-            self.__dict__.pop(name, None)
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
         if "_seed" not in vars(self):

@@ -129,10 +129,6 @@ class KLDAClassifier(IncrementalClassifier):
         else:
             check_number("gamma", self.gamma, low=0, low_open=True)
 
-    def _reset(self) -> None:
-        for name in ("_members", "_readouts", "_seed", "_gamma"):
-            self.__dict__.pop(name, None)
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
         if "_members" in vars(self):

@@ -128,10 +128,6 @@ class LoRanPACClassifier(IncrementalClassifier):
         check_number("alpha", self.alpha, low=0)
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
 
-    def _reset(self) -> None:
-        for name in ("_layer", "_basis", "_cross", "_count", "_weights", "_seed"):
-            self.__dict__.pop(name, None)
-
     def _work_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
             double = self.n_units <= MAX_FLOAT64_UNITS

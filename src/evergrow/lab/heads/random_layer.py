@@ -92,10 +92,6 @@ class RandomLayerRidge(IncrementalClassifier):
         check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
         check_number("alpha", self.alpha, low=0, low_open=True)
 
-    def _reset(self) -> None:
-        for name in ("_model", "_solution", "_seed"):
-            self.__dict__.pop(name, None)
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         model = self._current(Z, labels.codes, len(labels.classes))
         self._commit(model.learn(Z, labels.codes, labels.groups))

@@ -102,10 +102,6 @@ class RanPACClassifier(RandomLayerRidge):
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
 
-    def _reset(self) -> None:
-        super()._reset()
-        self.__dict__.pop("_alphas", None)
-
     def _layer(self) -> GaussianLayer:
         return GaussianLayer(self.n_units, activation="relu", bias="none")
 
