@@ -66,9 +66,10 @@ class ImageClassifier(Estimator, ABC):
 
     A method implements :meth:`_check_params`, :meth:`_learn` and :meth:`_scores`;
     ``__init__`` only stores its arguments. If ``_learn`` fails, the earlier state must
-    be unchanged. The base class commits the labels after it returns. In the hooks, ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and
-    ``self.device_`` the device. The backbone belongs to the caller: a method that adds
-    tuners or changes weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
+    be unchanged. The base class commits the labels after it returns. In the hooks,
+    ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and ``self.device_``
+    the device. The backbone belongs to the caller: a method that adds tuners or changes
+    weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
 
     Attributes
     ----------
