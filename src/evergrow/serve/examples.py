@@ -155,6 +155,7 @@ EXAMPLES: dict[str, Any] = {
                     {"class": "tern", "value": 0.02},
                 ],
                 "novelty": 0.31,
+                "familiarity": 0.62,
                 "unknown": False,
                 "unsure": False,
             }
@@ -166,6 +167,17 @@ EXAMPLES: dict[str, Any] = {
     "DriftRecord": {
         "classes": [{"name": "gull", "samples": 20, "p": 0.012, "changed": True}],
         "untested": 3,
+    },
+    "StrictnessRecord": {
+        "revision": 3,
+        "known_not_filed": 0.18,
+        "unknown_filed": 0.12,
+        "estimate": {
+            "unknown": 34.2,
+            "unknown_interval": [28.0, 41.0],
+            "filed": 5.1,
+            "filed_interval": [2.0, 9.0],
+        },
     },
     "CurveRecord": {
         "sizes": [2, 4, 9],
