@@ -134,6 +134,9 @@ class Prediction:
         The most likely classes, best first.
     novelty : float or None
         Novelty score. None without a calibration.
+    familiarity : float or None
+        Fraction of known samples that are at least as novel. None without a
+        calibration.
     unknown : bool or None
         Whether the sample looks like no learned class. None without a calibration.
     unsure : bool or None
@@ -144,6 +147,7 @@ class Prediction:
     nearest: TopClass
     top: tuple[TopClass, ...]
     novelty: float | None
+    familiarity: float | None
     unknown: bool | None
     unsure: bool | None
 
