@@ -20,6 +20,7 @@ from evergrow.serve import Limits
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.problems import Problem
+from evergrow.tools.strictness import FilingLimits, estimate_unknown, expected_rates
 
 LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
 
@@ -331,3 +332,57 @@ def test_suggest_groups_drift_and_learning_curve_equal_the_tools(
         "learning-curve", {"rows": known, "labels": ["a"] * 8 + ["b"] * 8}
     ).json()
     assert len(curve["sizes"]) == len(curve["accuracy"]) == len(curve["interval"])
+
+
+def test_a_sample_exceeds_a_threshold_if_its_familiarity_is_at_most_the_rate(
+    api: Any, folder: Path
+) -> None:
+    api.taught("abcde", 12)
+    X = [row for kind in range(7) for row in rows(kind, 6, seed=3)]
+    answers = api.post("predict", {"rows": X}).json()["answers"]
+    familiarity = np.array([answer["familiarity"] for answer in answers])
+    novelty = np.array([answer["novelty"] for answer in answers])
+    calibration = open_model(folder / "m.evg").state_.calibration
+    assert len(np.unique(familiarity)) > 5
+    between = (np.unique(familiarity)[1:] + np.unique(familiarity)[:-1]) / 2
+    for rate in (0.001, 0.05, 0.15, 0.3, 0.5, 0.9, *between):
+        above = novelty > calibration.threshold(rate)
+        assert np.array_equal(above, familiarity <= rate)
+    unknown = [answer["unknown"] for answer in answers]
+    assert unknown == (familiarity <= 0.05).tolist()
+    extremes = np.array([np.nan, np.inf, -np.inf])
+    assert calibration.familiarity(extremes).tolist() == [0, 0, 1]
+
+
+def test_strictness_says_what_limits_cost_and_how_many_samples_are_unknown(
+    api: Any, folder: Path
+) -> None:
+    api.taught("abcdef", 12)
+    X = [row for kind in range(8) for row in rows(kind, 6, seed=3)]
+    answers = api.post("predict", {"rows": X}).json()["answers"]
+    samples = [
+        {"novelty": answer["novelty"], "probability": answer["top"][0]["value"]}
+        for answer in answers
+    ]
+    body = {"false_alarm": 0.2, "probability": 0.6, "samples": samples}
+    told = api.post("strictness", body).json()
+    calibration = open_model(folder / "m.evg").state_.calibration
+    limits = FilingLimits(0.2, 0.6)
+    rates = expected_rates(calibration, limits)
+    assert told["known_not_filed"] == rates.known_not_filed
+    assert told["unknown_filed"] == rates.unknown_filed
+    novelty, probability = np.array([list(one.values()) for one in samples]).T
+    found = estimate_unknown(calibration, novelty, probability, limits)
+    assert found is not None
+    assert told["estimate"]["filed"] == found.filed
+    assert tuple(told["estimate"]["filed_interval"]) == found.filed_interval
+    assert api.post("strictness", {}).json()["estimate"] is None
+    assert api.post("strictness", {"false_alarm": 0}).status_code == 422
+
+
+def test_strictness_of_a_model_without_calibration_is_null(api: Any) -> None:
+    api.taught("ab", 1)
+    told = api.post("strictness", {}).json()
+    assert told["known_not_filed"] is told["unknown_filed"] is told["estimate"] is None
+    answers = api.post("predict", {"rows": rows(0, 1)}).json()["answers"]
+    assert answers[0]["familiarity"] is None

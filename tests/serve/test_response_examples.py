@@ -117,6 +117,8 @@ def test_real_responses_fit_their_schemas(api: Any) -> None:
     call("POST", f"{base}/suggest", json={"rows": X})
     call("POST", f"{base}/groups", json={"rows": X})
     call("POST", f"{base}/drift", json={"rows": X[:40]})
+    scored = {"samples": [{"novelty": 0.5, "probability": 0.9}]}
+    call("POST", f"{base}/strictness", json=scored)
     samples = {"rows": X[:40], "labels": ["gull"] * 20 + ["tern"] * 20}
     call("POST", f"{base}/learning-curve", json=samples)
     call("POST", f"{base}/unlearn", json={"rows": rows(0, 12)[:2], "label": "gull"})
@@ -134,7 +136,7 @@ def test_real_responses_fit_their_schemas(api: Any) -> None:
         call("GET", path)
     call("GET", "/v2/models/{m}")
     call("GET", "/v2/models/{m}/ready")
-    assert len(call.seen) == 26
+    assert len(call.seen) == 27
 
 
 def test_real_responses_of_models_of_images_and_texts_fit_their_schemas(

@@ -42,6 +42,20 @@ class WorkerOptions(OptionGroup):
     address: Rare[str] = "auto"
     gpus_per_worker: Rare[float] = 0.0
 
+    def create_engine(self, cpus_per_worker: int = 1, **settings: Any) -> Engine:
+        """Return the selected engine with settings of :class:`Engine`."""
+        from evergrow.engine.engines import LocalEngine, RayEngine
+
+        if self.engine == "local":
+            return LocalEngine(workers=self.workers or 1, **settings)
+        return RayEngine(
+            address=self.address,
+            workers=self.workers,
+            gpus_per_worker=self.gpus_per_worker,
+            cpus_per_worker=cpus_per_worker,
+            **settings,
+        )
+
 
 @dataclass(frozen=True)
 class EngineOptions(WorkerOptions):
@@ -99,31 +113,18 @@ class EngineOptions(WorkerOptions):
         """
         kept_folder = folder or self.out_dir
         job_folder = kept_folder or Path(f"{model}.engine")
-        result = job(self._create_engine(job_folder, quiet))
+        engine = self.create_engine(
+            self.cpus_per_worker,
+            folder=job_folder,
+            progress=not quiet and sys.stderr.isatty(),
+            shard_rows=self.shard_rows,
+            shard_mib=self.shard_mib,
+            first_rows=self.first_rows,
+        )
+        result = job(engine)
         if kept_folder is None:
             shutil.rmtree(job_folder, ignore_errors=True)
         return result
-
-    def _create_engine(self, folder: Path, quiet: bool) -> Engine:
-        """Return the selected engine, with `folder` as the folder of the job."""
-        from evergrow.engine.engines import LocalEngine, RayEngine
-
-        settings: dict[str, Any] = {
-            "folder": folder,
-            "progress": not quiet and sys.stderr.isatty(),
-            "shard_rows": self.shard_rows,
-            "shard_mib": self.shard_mib,
-            "first_rows": self.first_rows,
-        }
-        if self.engine == "local":
-            return LocalEngine(workers=self.workers or 1, **settings)
-        return RayEngine(
-            address=self.address,
-            workers=self.workers,
-            gpus_per_worker=self.gpus_per_worker,
-            cpus_per_worker=self.cpus_per_worker,
-            **settings,
-        )
 
     def reject(self, **options: Any) -> None:
         """Raise :class:`ParameterError` for options that do not work with an engine.

@@ -25,18 +25,23 @@ _MAX_CLASSES = 30
 """Classes in the display of notebooks."""
 
 
+def param_defaults(kind: type) -> dict[str, Any]:
+    """Return the defaults of a constructor's arguments by name, without ``**``.
+
+    Required arguments have the default :attr:`inspect.Parameter.empty`.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = list(inspect.signature(kind.__init__).parameters.values())  # type: ignore[misc]
+    return {item.name: item.default for item in parameters[1:] if item.kind in kinds}
+
+
 class Estimator:
     """Base class with parameters, representation, score and tags of a classifier."""
 
     @classmethod
     def _param_names(cls) -> list[str]:
         """Return the sorted names of the constructor's arguments, without ``**``."""
-        kinds = (
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            inspect.Parameter.KEYWORD_ONLY,
-        )
-        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        return sorted(item.name for item in parameters if item.kind in kinds)
+        return sorted(param_defaults(cls))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments by name; ``deep`` has no effect."""
@@ -52,6 +57,12 @@ class Estimator:
             setattr(self, name, value)
         return self
 
+    def _reset(self) -> None:
+        """Forget everything learned: delete all attributes except the parameters."""
+        params = self.get_params(deep=False)
+        self.__dict__.clear()
+        self.__dict__.update(params)
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy on labelled samples, from 0 to 1."""
         right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
@@ -59,10 +70,7 @@ class Estimator:
 
     def __repr__(self) -> str:
         # Arguments with their default values are left out.
-        defaults = {
-            item.name: item.default
-            for item in inspect.signature(type(self).__init__).parameters.values()
-        }
+        defaults = param_defaults(type(self))
         values = self.get_params(deep=False).items()
         changed = []
         for name, value in values:

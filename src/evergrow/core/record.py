@@ -477,6 +477,31 @@ def to_values(item: Any) -> Any:
     return item
 
 
+def to_json_values(value: Any) -> Any:
+    """Convert any value for JSON: arrays to lists, NaN and infinity to None.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.core.record import to_json_values
+    >>> to_json_values({"a": np.array([1.0, np.nan]), "b": (np.int16(3),)})
+    {'a': [1.0, None], 'b': [3]}
+    """
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {str(key): to_json_values(item) for key, item in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return to_json_values(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [to_json_values(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)
+
+
 def written_values(item: Any) -> dict[str, Any]:
     """Return the written fields of a dataclass, for :func:`make_archive`.
 

@@ -86,6 +86,32 @@ def check_number(
         raise ParameterError(f"{name} must be {expected}, got {value!r}")
 
 
+def check_integer(
+    name: str, value: Any, *, low: int = 1, high: int | None = None
+) -> None:
+    """Raise :class:`ParameterError` unless `value` is an integer from low to high.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument for the message.
+    value : object
+        The value. Booleans are not numbers.
+    low, high : int, optional
+        Bounds, both included. The default high is 2**63 - 1.
+
+    Examples
+    --------
+    >>> from evergrow.core.validation import check_integer
+    >>> check_integer("n_units", 3000)
+    >>> check_integer("n_units", 0)
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: n_units must be an integer >= 1, got 0
+    """
+    check_number(name, value, low=low, high=high, integer=True)
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise :class:`ParameterError` unless `value` is one of `choices`.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import Registry
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 
 if TYPE_CHECKING:
     from evergrow.data.items import Dataset
@@ -89,7 +89,7 @@ class DataOptions:
         check_choice("layout", self.layout, ("auto", *READERS))
         check_choice("part", self.part, PARTS)
         check_number("test_size", self.test_size, low=0, high=1, high_open=True)
-        check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
+        check_integer("seed", self.seed, low=0, high=2**32 - 1)
         if isinstance(self.root, os.PathLike):
             object.__setattr__(self, "root", os.fspath(self.root))
         for name in ("kind", "text_column", "image_column", "label_column", "root"):

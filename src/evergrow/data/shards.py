@@ -31,7 +31,7 @@ from evergrow.core.errors import (
     InputError,
 )
 from evergrow.core.record import from_values, to_values
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer
 from evergrow.data.class_labels import as_integers
 from evergrow.data.folders import images_below, is_hidden, unwrapped
 from evergrow.data.items import (
@@ -294,8 +294,8 @@ class Source(ABC):
         FileFormatError
             If a file is damaged, or has another form than the first one.
         """
-        check_number("rows", rows, low=1, integer=True)
-        check_number("size", size, low=1, integer=True)
+        check_integer("rows", rows)
+        check_integer("size", size)
         number = -1
         for number, part in enumerate(self._parts(rows, size, unreadable)):
             yield replace(part, number=number)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
 from evergrow.engine.fitting import fit, update
@@ -72,7 +72,7 @@ class Engine(ABC):
 
     def __post_init__(self) -> None:
         for name, low in (("shard_rows", 1), ("shard_mib", 1), ("first_rows", 2)):
-            check_number(name, getattr(self, name), low=low, integer=True)
+            check_integer(name, getattr(self, name), low=low)
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
@@ -245,7 +245,7 @@ class Engine(ABC):
         JobReport
             The samples that were predicted and those left out.
         """
-        check_number("top", top, low=1, integer=True)
+        check_integer("top", top)
         if false_alarm is not None:
             # Raises for a model without novelty detection, before any work is done.
             learner.state_.threshold(false_alarm)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from evergrow.core.errors import EngineError, EvergrowError, ParameterError
 from evergrow.core.imports import require
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 
 TRIES = 4
 """How often a task is tried on workers that die before it counts as failed."""
@@ -144,7 +144,7 @@ class LocalRunner:
     """
 
     def __init__(self, perform: Perform, workers: int = 1) -> None:
-        check_number("workers", workers, low=1, integer=True)
+        check_integer("workers", workers)
         self.workers = workers
         self._perform = perform
         self._pool: Any = None
@@ -310,9 +310,9 @@ class RayRunner:
         cpus_per_worker: int = 1,
     ) -> None:
         if workers is not None:
-            check_number("workers", workers, low=1, integer=True)
+            check_integer("workers", workers)
         check_number("gpus_per_worker", gpus_per_worker, low=0)
-        check_number("cpus_per_worker", cpus_per_worker, low=1, integer=True)
+        check_integer("cpus_per_worker", cpus_per_worker)
         self._needs = {"CPU": float(cpus_per_worker), "GPU": float(gpus_per_worker)}
         self._perform = perform
         self._ray: Any = require("ray", extra="ray", purpose="work on a cluster")

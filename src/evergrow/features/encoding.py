@@ -53,7 +53,7 @@ from evergrow.core.progress import Meter, meter
 from evergrow.core.record import UNWRITTEN, Spec, record, require, to_values
 from evergrow.core.seeding import generator
 from evergrow.core.threads import limit_threads
-from evergrow.core.validation import check_choice, check_number, with_changes
+from evergrow.core.validation import check_choice, check_integer, with_changes
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.data.items import Dataset, Items
@@ -144,9 +144,9 @@ class EncodeConfig:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
-            check_number("batch_size", self.batch_size, low=1, integer=True)
+            check_integer("batch_size", self.batch_size)
         if self.workers != "auto":
-            check_number("workers", self.workers, low=0, integer=True)
+            check_integer("workers", self.workers, low=0)
         check_choice("precision", self.precision, get_args(Policy))
         check_choice("on_error", self.on_error, get_args(OnError))
         is_folder = isinstance(self.cache, (str, os.PathLike))

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.record import from_values, to_values
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,7 +95,7 @@ class Preprocessing:
                 )
             for part in value:
                 if length == 2:
-                    check_number(name, part, low=1, high=65536, integer=True)
+                    check_integer(name, part, high=65536)
                 else:
                     check_number(name, part, low=0, low_open=name == "std")
             number = int if length == 2 else float
@@ -117,7 +117,7 @@ class Preprocessing:
             Length of the shorter side before the crop. By default 8/7 of `size`, that
             is 256 for 224. With `size` itself, as for CIFAR, squares are not cropped.
         """
-        check_number("size", size, low=1, integer=True)
+        check_integer("size", size)
         if resize is None:
             resize = round(size * 256 / 224)
         return cls(

@@ -15,7 +15,7 @@ from typing_extensions import Self
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.files import StrPath
 from evergrow.core.imports import require
-from evergrow.core.validation import check_number, resolve_device
+from evergrow.core.validation import check_integer, resolve_device
 from evergrow.features.backbone import (
     FINAL,
     Backbone,
@@ -148,12 +148,10 @@ def load_text_backbone(
     )
     encoder, source = _load_encoder(short_name or bare_name, weights)
     if "max_seq_length" in options:
-        check_number(
+        check_integer(
             "max_seq_length",
             options["max_seq_length"],
-            low=1,
             high=getattr(encoder, "max_seq_length", None) or 2**20,
-            integer=True,
         )
         encoder.max_seq_length = int(options["max_seq_length"])
     encoder.eval().requires_grad_(False)

@@ -116,9 +116,10 @@ class Unsupported:
 class IncrementalClassifier(NamedClasses, Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
-    A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`,
-    :meth:`_scores`, the pair :meth:`_contents` and :meth:`_restore`, and, if its
-    classes can be renamed, :meth:`_regroup`. ``_learn`` must either succeed or leave
+    A head implements :meth:`_check_params`, :meth:`_learn`, :meth:`_scores`, the
+    pair :meth:`_contents` and :meth:`_restore`, and, if its classes can be renamed,
+    :meth:`_regroup`. A head with an initial state overrides ``_reset``, which deletes
+    all attributes except the parameters. ``_learn`` must either succeed or leave
     the head unchanged. It must replace the learned state, not change it in place. The
     base class sets the labels only after it returns. All other methods are optional: a
     head without one raises :class:`~evergrow.core.errors.UnsupportedError` on access.
@@ -158,10 +159,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     @abstractmethod
     def _check_params(self) -> None:
         """Raise :class:`ParameterError` if a parameter is out of range."""
-
-    @abstractmethod
-    def _reset(self) -> None:
-        """Forget everything learned."""
 
     @abstractmethod
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
@@ -305,11 +302,11 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         device = resolve_device(self.device)
         before = vars(self).copy()
         try:
-            Z, labels, weights = self._labelled(X, y, sample_weight, device, reset=True)
-            update = LabelUpdate.of(None, labels, device, weights)
             for name in ("classes_", "_unknown_fields"):
                 self.__dict__.pop(name, None)
             self._reset()
+            Z, labels, weights = self._labelled(X, y, sample_weight, device, reset=True)
+            update = LabelUpdate.of(None, labels, device, weights)
             self.device_ = device
             self._learn(Z, update)
         except BaseException:  # also an interrupt leaves the old state

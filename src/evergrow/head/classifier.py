@@ -300,10 +300,6 @@ class Classifier(IncrementalClassifier):
 
     # -- learning ----------------------------------------------------------------------
 
-    def _reset(self) -> None:
-        for name in ("_state", "_temperature", "_standard"):
-            self.__dict__.pop(name, None)
-
     @_with_threads_for_rows
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_state" not in vars(self):

@@ -7,14 +7,13 @@ compared. Records are written atomically and validated on reading.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import re
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +24,7 @@ import torch
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path, remove_leftovers
-from evergrow.core.record import Between, from_values
+from evergrow.core.record import Between, from_values, to_json_values
 from evergrow.core.version import __version__
 
 RUN_SCHEMA = "evergrow-run"
@@ -112,7 +111,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return the record as JSON text. NaN and infinity become null."""
-        body = to_json_values(asdict(self))
+        body = to_json_values(self)
         schema = RUN_SCHEMA
         analysis = {"analysis": body.pop("analysis"), "settings": body.pop("settings")}
         if self.analysis:
@@ -154,29 +153,6 @@ class Record:
             return self.status
         first_line = str(self.error.get("message", "")).partition("\n")[0]
         return f"{self.error.get('type', 'error')}: {first_line}"
-
-
-def to_json_values(value: Any) -> Any:
-    """Convert numpy arrays to lists, NaN and infinity to None, for JSON.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.lab.records import to_json_values
-    >>> to_json_values({"a": np.array([1.0, np.nan]), "b": (np.int16(3),)})
-    {'a': [1.0, None], 'b': [3]}
-    """
-    if isinstance(value, dict):
-        return {str(key): to_json_values(item) for key, item in value.items()}
-    if isinstance(value, (np.ndarray, np.generic)):
-        return to_json_values(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return [to_json_values(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return str(value)
 
 
 def _dump(value: Any, indent: str = "") -> str:

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, LabelError, ParameterError
 from evergrow.core.seeding import derive_seed
-from evergrow.core.validation import check_number, from_mapping
+from evergrow.core.validation import check_integer, check_number, from_mapping
 
 Indices = NDArray[np.int64]
 
@@ -54,8 +54,8 @@ def class_order(
     >>> class_order(4, shuffle=False).tolist()
     [0, 1, 2, 3]
     """
-    check_number("n_classes", n_classes, low=1, integer=True)
-    check_number("seed", seed, low=0, high=2**32 - 1, integer=True)
+    check_integer("n_classes", n_classes)
+    check_integer("seed", seed, low=0, high=2**32 - 1)
     if not shuffle:
         return np.arange(n_classes, dtype=np.int64)
     # Published class orders come from this generator.
@@ -173,9 +173,9 @@ class Protocol:
     batch_size: int = 0
 
     def __post_init__(self) -> None:
-        check_number("initial", self.initial, low=0, integer=True)
-        check_number("increment", self.increment, low=1, integer=True)
-        check_number("batch_size", self.batch_size, low=0, integer=True)
+        check_integer("initial", self.initial, low=0)
+        check_integer("increment", self.increment)
+        check_integer("batch_size", self.batch_size, low=0)
         for name in ("blur", "blurry_classes", "repeat"):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("shuffle", "disjoint"):
@@ -232,7 +232,7 @@ class Protocol:
 
     def task_sizes(self, n_classes: int) -> list[int]:
         """Return the number of classes per task. The last task has the remainder."""
-        check_number("n_classes", n_classes, low=1, integer=True)
+        check_integer("n_classes", n_classes)
         if self.n_initial > n_classes:
             raise ParameterError(
                 f"the first task must have at most the {n_classes} classes of the "

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.imports import require as import_extra
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer
 from evergrow.data.inputs import as_labels
 
 
@@ -104,7 +104,7 @@ class Answers:
             the row numbers; in polars the column ``row`` has the row numbers.
         """
         check_choice("library", library, ("pandas", "polars"))
-        check_number("top", top, low=1, integer=True)
+        check_integer("top", top)
         module: Any = import_extra(
             library, extra=library, purpose=f"answers as a frame of {library}"
         )

@@ -644,6 +644,40 @@ class Calibration:
         index = int(np.searchsorted(reached, wanted))
         return float(scores[min(index, len(scores) - 1)])
 
+    def familiarity(self, novelty: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the fraction of known samples that are at least as novel.
+
+        A sample exceeds ``threshold(false_alarm)`` if its familiarity is at most
+        `false_alarm`. Unlike scores, familiarities of different models can be compared.
+
+        Parameters
+        ----------
+        novelty : ndarray of shape (n,)
+            Novelty scores. The familiarity of NaN is 0.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Learner
+        >>> y = np.arange(60) % 3
+        >>> X = np.random.default_rng(0).normal(size=(60, 4)) + 3 * np.eye(4)[y]
+        >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
+        >>> calibration = learner.state_.calibration
+        >>> novelty = np.array([calibration.threshold(0.1), np.inf])
+        >>> calibration.familiarity(novelty) > 0.1
+        array([ True, False])
+        """
+        if not self.n:
+            return np.ones(len(novelty))
+        scores, weights = self._scores
+        reached = np.concatenate([[0.0], np.cumsum(weights)])
+        total = (reached[-1] + weights.max()) * (1.0 - 1e-12)
+        # NaN is sorted behind all scores.
+        index = np.searchsorted(scores, novelty)
+        found = 1.0 - reached[index] / total
+        found[index == len(scores)] = 0.0
+        return np.asarray(found)
+
     def known_rows(self) -> ScoredRows:
         """Return novelty and probability of the held-out rows of known classes.
 

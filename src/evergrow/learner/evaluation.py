@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.core.record import to_json_values
 from evergrow.data.inputs import labelled_chunks, read_unknown
 from evergrow.data.items import Items, Samples, concat_items
 from evergrow.learner.calibration import FALSE_ALARM
@@ -223,25 +224,10 @@ class Evaluation:
             "left_out",
             "unknown",
         )
-        values = {name: _plain(getattr(self, name)) for name in names}
+        values = {name: to_json_values(getattr(self, name)) for name in names}
         if not with_confusion:
             values["confusion"] = []
         return values
-
-
-def _plain(value: Any) -> Any:
-    """Convert to lists, dicts, numbers and strings; NaN and infinity become None."""
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 # -- evaluating a learner --------------------------------------------------------------

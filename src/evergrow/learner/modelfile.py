@@ -29,7 +29,7 @@ from evergrow.core import files
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
 from evergrow.core.files import StrPath, existing_model
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer
 from evergrow.learner.history import (
     KEEP,
     Header,
@@ -176,9 +176,9 @@ def commit(
         If it cannot be written, for example because the disk is full. The model is
         unchanged.
     """
-    check_number("keep", keep, low=0, integer=True)
+    check_integer("keep", keep, low=0)
     if keep_bytes is not None:
-        check_number("keep_bytes", keep_bytes, low=0, integer=True)
+        check_integer("keep_bytes", keep_bytes, low=0)
     if isinstance(change, Change):
         remark = change
     else:
@@ -327,7 +327,7 @@ def rollback(
     FileFormatError
         If a kept revision is damaged, was altered, or belongs to another model.
     """
-    check_number("n", n, low=1, integer=True)
+    check_integer("n", n)
     if who is None:
         who = author()
     with _lock(path, wait) as past, _report_write_errors(past.model):
@@ -400,7 +400,7 @@ def redo(
     FileFormatError
         If a kept revision is damaged, or is not the one that was undone.
     """
-    check_number("n", n, low=1, integer=True)
+    check_integer("n", n)
     if who is None:
         who = author()
     with _lock(path, wait) as past, _report_write_errors(past.model):

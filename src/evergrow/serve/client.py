@@ -21,7 +21,7 @@ from typing_extensions import Self
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError
 from evergrow.core.files import atomic_path
 from evergrow.core.imports import require
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 
 if TYPE_CHECKING:
     import httpx
@@ -134,6 +134,9 @@ class Prediction:
         The most likely classes, best first.
     novelty : float or None
         Novelty score. None without a calibration.
+    familiarity : float or None
+        Fraction of known samples that are at least as novel. None without a
+        calibration.
     unknown : bool or None
         Whether the sample looks like no learned class. None without a calibration.
     unsure : bool or None
@@ -144,6 +147,7 @@ class Prediction:
     nearest: TopClass
     top: tuple[TopClass, ...]
     novelty: float | None
+    familiarity: float | None
     unknown: bool | None
     unsure: bool | None
 
@@ -378,7 +382,7 @@ class Client:
         retries: int = 3,
     ) -> None:
         check_number("timeout", timeout, low=0, low_open=True)
-        check_number("retries", retries, low=0, integer=True)
+        check_integer("retries", retries, low=0)
         library: Any = require("httpx", extra="client", purpose="evergrow.serve.client")
         headers = {}
         if token is not None:

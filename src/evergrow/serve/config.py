@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 
 MIB = 2**20
 Role = Literal["read", "teach", "page"]
@@ -119,7 +119,7 @@ class Limits:
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             if entry.type == "int":
-                check_number(entry.name, value, low=1, integer=True)
+                check_integer(entry.name, value)
             else:
                 check_number(entry.name, value, low=0, low_open=True)
 
@@ -327,7 +327,7 @@ class ServeConfig:
     label_studio_token: str = ""
 
     def __post_init__(self) -> None:
-        check_number("port", self.port, low=0, high=65535, integer=True)
+        check_integer("port", self.port, low=0, high=65535)
         if self.lan and not is_loopback(self.host):
             raise ParameterError(
                 "--lan finds the address of this machine in the network: "

@@ -20,7 +20,13 @@ from evergrow.serve.backbones import Prepared
 from evergrow.serve.bodies import JSON, RequestSamples
 from evergrow.serve.problems import Problem
 from evergrow.serve.service import ServiceDep
-from evergrow.tools.strictness import limits_of, unsure_mask
+from evergrow.tools.strictness import (
+    FilingLimits,
+    estimate_unknown,
+    expected_rates,
+    limits_of,
+    unsure_mask,
+)
 
 MAX_CONFUSION_CLASSES = 500
 """Models with more classes get no confusion matrix."""
@@ -200,12 +206,15 @@ def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str)
 
     It lists the `k` most likely classes of every sample.
     """
+    calibration = model.version.learner.state_.calibration
     unsure: list[bool | None] = [None] * len(answers.values)
     if answers.measure == "probability":
-        calibration = model.version.learner.state_.calibration
         unsure = unsure_mask(calibration, answers, limits_of(strangers)).tolist()
+    familiarity: list[float | None] = [None] * len(answers.values)
+    if answers.novelty is not None and calibration.n:
+        familiarity = calibration.familiarity(answers.novelty).tolist()
     samples = [
-        _sample_answer(answers, row, best, unsure[row])
+        _sample_answer(answers, row, best, unsure[row], familiarity[row])
         for row, best in enumerate(answers.ranked(k))
     ]
     threshold = None
@@ -222,12 +231,16 @@ def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str)
 
 
 def _sample_answer(
-    answers: Answers, row: int, best: NDArray[np.int64], unsure: bool | None
+    answers: Answers,
+    row: int,
+    best: NDArray[np.int64],
+    unsure: bool | None,
+    familiarity: float | None,
 ) -> schemas.SampleAnswer:
     """Return the prediction of one sample. An unknown sample has no label.
 
     `best` are the indices of its most likely classes, in order. `unsure` is None
-    without probabilities.
+    without probabilities, and `familiarity` without a calibration.
     """
     top = [
         schemas.LikelyClass(
@@ -247,9 +260,46 @@ def _sample_answer(
         nearest=top[0],
         top=top,
         novelty=novelty,
+        familiarity=familiarity,
         unknown=unknown,
         unsure=unsure,
     )
+
+
+def strictness_record(
+    model: OpenModel,
+    limits: FilingLimits,
+    novelty: NDArray[np.float64],
+    probability: NDArray[np.float64],
+) -> schemas.StrictnessRecord:
+    """Return what limits cost, and how many samples are of unknown classes.
+
+    Parameters
+    ----------
+    model : OpenModel
+        The model.
+    limits : FilingLimits
+        The limits.
+    novelty, probability : ndarray of shape (n,)
+        Predictions for some samples, maybe none.
+    """
+    model.version.require_ready()
+    record = schemas.StrictnessRecord(
+        revision=model.version.revision,
+        known_not_filed=None,
+        unknown_filed=None,
+        estimate=None,
+    )
+    calibration = model.version.learner.state_.calibration
+    if not calibration.n:
+        return record
+    rates = expected_rates(calibration, limits)
+    record.known_not_filed = rates.known_not_filed
+    record.unknown_filed = rates.unknown_filed
+    found = estimate_unknown(calibration, novelty, probability, limits)
+    if found is not None:
+        record.estimate = schemas.UnknownCount.model_validate(found)
+    return record
 
 
 async def evaluation_response(

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
+import numpy as np
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -41,9 +42,11 @@ from evergrow.serve.open_model import (
     OpenModel,
     evaluation_response,
     predictions_json,
+    strictness_record,
 )
 from evergrow.serve.problems import PROBLEMS, Problem, problem_of
 from evergrow.serve.service import Service, ServiceDep, check_writable
+from evergrow.tools.strictness import FilingLimits
 
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
@@ -342,6 +345,23 @@ async def drift(
     return schemas.DriftRecord(
         classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes],
         untested=found.untested,
+    )
+
+
+@samples.post("/strictness")
+async def strictness(
+    model: ModelDep, body: schemas.StrictnessRequest
+) -> schemas.StrictnessRecord:
+    """Return what limits of novelty and probability cost.
+
+    With predictions of this revision, also estimate how many of them are of unknown
+    classes.
+    """
+    limits = FilingLimits(body.false_alarm, body.probability)
+    novelty = np.array([sample.novelty for sample in body.samples])
+    probability = np.array([sample.probability for sample in body.samples])
+    return await asyncio.to_thread(
+        strictness_record, model, limits, novelty, probability
     )
 
 

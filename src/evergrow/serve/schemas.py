@@ -41,6 +41,8 @@ _MAX_STEM_BYTES = 200
 """Maximum length of a file stem in bytes. The history adds a suffix."""
 _UNSAFE = ':*?"<>|%'
 """Characters that some file systems forbid, and the escape character itself."""
+MAX_SCORED = 50_000
+"""Maximum number of predictions in an estimate."""
 UNKNOWN_FIELD = "unknown_field"
 """Type of the validation error for an unknown field."""
 _MAX_SHOWN_NAME = 80
@@ -297,6 +299,30 @@ class PredictRequest(FalseAlarm):
     )
 
 
+class ScoredSample(RequestModel):
+    """What predict returned for one sample."""
+
+    novelty: Number
+    probability: Annotated[float, Field(ge=0, le=1)]
+
+
+class StrictnessRequest(RequestModel):
+    """Limits between filed and unsure predictions, and predictions."""
+
+    false_alarm: float = Field(
+        0.15, gt=0, lt=1, description="Fraction of known samples above the novelty."
+    )
+    probability: float = Field(
+        0.7, ge=0, le=1, description="Smallest probability of a filed prediction."
+    )
+    samples: list[ScoredSample] = Field(
+        [],
+        max_length=MAX_SCORED,
+        description="Novelty and probability of samples, as predicted.",
+        fail_fast=True,
+    )
+
+
 class Labels(RequestModel):
     """Labels of samples: one for all, or one per sample."""
 
@@ -521,6 +547,10 @@ class SampleAnswer(BaseModel):
     )
     top: list[LikelyClass]
     novelty: float | None
+    familiarity: float | None = Field(
+        description="Fraction of known samples that are at least as novel. The sample "
+        "is unknown if it is at most `false_alarm`. Null without a calibration."
+    )
     unknown: bool | None = Field(description="Null without a calibration.")
     unsure: bool | None = Field(
         description="Whether the prediction should be checked, because its probability "
@@ -572,6 +602,34 @@ class DriftRecord(BaseModel):
     classes: list[ClassDriftRecord]
     untested: int = Field(
         description="Number of samples in classes with too few of them."
+    )
+
+
+class UnknownCount(BaseModel):
+    """Estimated number of samples of unknown classes, with intervals of 90 %."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    unknown: float = Field(description="Number among all samples.")
+    unknown_interval: tuple[float, float]
+    filed: float = Field(description="Number among the filed samples.")
+    filed_interval: tuple[float, float]
+
+
+class StrictnessRecord(BaseModel):
+    """What limits of novelty and probability cost."""
+
+    revision: int
+    known_not_filed: float | None = Field(
+        description="Fraction of samples of known classes that are outside of the "
+        "limits or look like another class. Null without a calibration."
+    )
+    unknown_filed: float | None = Field(
+        description="Fraction of samples of unknown classes within the limits. Null if "
+        "too few classes were measured before they were learned."
+    )
+    estimate: UnknownCount | None = Field(
+        description="How many of the given samples are of unknown classes."
     )
 
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer
 from evergrow.serve.problems import Problem
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
@@ -109,7 +109,7 @@ class MemoryBudget:
     """
 
     def __init__(self, total: int) -> None:
-        check_number("total", total, low=1, integer=True)
+        check_integer("total", total)
         self.total = total
         self.held = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()

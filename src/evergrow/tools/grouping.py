@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.tools.labelled_data import labelled_features
 from evergrow.tools.suggestions import unit_rows
@@ -114,7 +114,7 @@ def group_unknown(
     (2, True)
     """
     if n_groups is not None:
-        check_number("n_groups", n_groups, low=1, integer=True)
+        check_integer("n_groups", n_groups)
     head: Any = learner.head_
     features = learner.encode(data)
     if unknown is None:

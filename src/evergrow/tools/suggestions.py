@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -110,7 +110,7 @@ def suggest(
     >>> suggest(learner, X[500:], n=5).rows.shape
     (5,)
     """
-    check_number("n", n, low=1, integer=True)
+    check_integer("n", n)
     check_number("novel_fraction", novel_fraction, low=0, high=1)
     head: Any = learner.head_
     if len(head.classes_) < 2:

@@ -23,7 +23,12 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number, resolve_device
+from evergrow.core.validation import (
+    check_choice,
+    check_integer,
+    check_number,
+    resolve_device,
+)
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers.feature_map import BlockRecord, centred_rms
@@ -101,7 +106,7 @@ class ConditioningSettings:
     alphas: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        check_number("n_samples", self.n_samples, low=2, integer=True)
+        check_integer("n_samples", self.n_samples, low=2)
         if not isinstance(self.alphas, (list, tuple)):
             raise ParameterError(
                 f"alphas must be a list of numbers, got {self.alphas!r}"
@@ -190,7 +195,7 @@ class SimilaritySettings:
     n_bases: int = 64
 
     def __post_init__(self) -> None:
-        check_number("n_bases", self.n_bases, low=2, integer=True)
+        check_integer("n_bases", self.n_bases, low=2)
 
 
 def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, Any]:
@@ -237,7 +242,7 @@ class ResidualSettings:
     max_points: int = 200
 
     def __post_init__(self) -> None:
-        check_number("max_points", self.max_points, low=2, integer=True)
+        check_integer("max_points", self.max_points, low=2)
 
 
 def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]:

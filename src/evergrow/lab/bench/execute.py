@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix
 
+from evergrow.core.record import to_json_values
 from evergrow.core.validation import resolve_device
 from evergrow.data import FeatureSet
 from evergrow.head.base import IncrementalClassifier
@@ -35,7 +36,6 @@ from evergrow.lab.records import (
     environment,
     error_entry,
     scrub,
-    to_json_values,
     utc_now,
     versions,
 )
@@ -107,7 +107,7 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
 
     outcome = record_outcome(device, work)
     outcome["memory"]["start_rss_bytes"] = start
-    settings = to_json_values(asdict(analysis.settings))
+    settings = to_json_values(analysis.settings)
     return _make_record(
         run, outcome, results=results, analysis=analysis.name, settings=settings
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from evergrow.core.record import to_json_values
 from evergrow.lab.bench.data import DataEntry
-from evergrow.lab.records import to_json_values
 from evergrow.lab.streams import Protocol
 
 
@@ -78,7 +78,7 @@ class Run:
         settings: dict[str, Any] = {}
         if self.analysis:
             settings["analysis"] = self.analysis.name
-            settings["settings"] = to_json_values(asdict(self.analysis.settings))
+            settings["settings"] = to_json_values(self.analysis.settings)
         settings["method"] = self.method.name
         settings["options"] = to_json_values(self.options)
         settings["dataset"] = {

@@ -146,7 +146,7 @@ class Case:
 def factory_of(name: str) -> Factory:
     """Return a factory of small learners of a registered method."""
     head_class = HEADS[name]
-    known = inspect.signature(head_class.__init__).parameters
+    known = head_class.param_names()
     small = {option: value for option, value in SMALL.items() if option in known}
     settings = {**small, **SETTINGS.get(name, {})}
 

@@ -18,7 +18,6 @@ from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import InputError
 
 if TYPE_CHECKING:
-    from evergrow.engine import Engine
     from evergrow.lab.bench import GridResult, Step
 
 command_group(
@@ -27,11 +26,19 @@ command_group(
 
 
 @dataclass(frozen=True)
-class ParallelRuns(WorkerOptions):
-    """Whether to execute runs in sequence, or in parallel on an engine.
+class GridOptions(WorkerOptions):
+    """Which runs of a grid to execute, and whether in parallel on an engine.
 
     Parameters
     ----------
+    output
+        Folder of the records.
+    only
+        Filter such as method=ranpac,klda or dataset='cub*'.
+    retry_failed
+        Run failed runs again.
+    dry_run
+        Only list what would run.
     engine
         Execute several runs at a time, on processes of this machine or a Ray cluster.
         The records are the same.
@@ -39,35 +46,14 @@ class ParallelRuns(WorkerOptions):
         Number of runs at a time.
     """
 
-    def opened(self) -> Engine | None:
-        """Return the selected engine."""
-        from evergrow.engine import LocalEngine, RayEngine
-
-        if self.engine is None:
-            return None
-        if self.engine == "local":
-            return LocalEngine(workers=self.workers or 1)
-        return RayEngine(
-            address=self.address,
-            workers=self.workers,
-            gpus_per_worker=self.gpus_per_worker,
-        )
+    output: Annotated[Path | None, typer.Option("-o")] = None
+    only: list[str] | None = None
+    retry_failed: bool = False
+    dry_run: bool = False
 
 
-SEQUENTIAL = ParallelRuns()
-"""Run in this process, one after the other."""
-
-Folder = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Folder of the records.")
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'."),
-]
-RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="Run failed runs again.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
+WHOLE_GRID = GridOptions()
+"""Execute all runs in this process, one after the other."""
 
 
 @command("lab run")
@@ -75,11 +61,7 @@ def run_command(
     spec: Annotated[
         Path, typer.Argument(help="TOML file: methods x datasets x protocols x seeds.")
     ],
-    output: Folder = None,
-    only: Only = None,
-    retry_failed: RetryFailed = False,
-    dry_run: DryRun = False,
-    parallel: ParallelRuns = SEQUENTIAL,
+    grid: GridOptions = WHOLE_GRID,
     as_json: Json = False,
 ) -> Answer:
     """Execute all runs in SPEC that have no finished record.
@@ -88,7 +70,7 @@ def run_command(
     another process runs in the same folder, 130 interrupted. Repeat the command to
     continue.
     """
-    return _run(spec, "runs", output, only, retry_failed, dry_run, parallel)
+    return _run(spec, "runs", grid)
 
 
 @command("lab mechanism")
@@ -97,11 +79,7 @@ def mechanism_command(
         Path,
         typer.Argument(help="TOML file: analyses x datasets x protocols x seeds."),
     ],
-    output: Folder = None,
-    only: Only = None,
-    retry_failed: RetryFailed = False,
-    dry_run: DryRun = False,
-    parallel: ParallelRuns = SEQUENTIAL,
+    grid: GridOptions = WHOLE_GRID,
     as_json: Json = False,
 ) -> Answer:
     """Execute all mechanism analyses in SPEC that have no finished record.
@@ -110,18 +88,10 @@ def mechanism_command(
     another process runs in the same folder, 130 interrupted. Repeat the command to
     continue.
     """
-    return _run(spec, "analyses", output, only, retry_failed, dry_run, parallel)
+    return _run(spec, "analyses", grid)
 
 
-def _run(
-    path: Path,
-    noun: str,
-    output: Path | None,
-    only: list[str] | None,
-    retry_failed: bool,
-    dry_run: bool,
-    parallel: ParallelRuns,
-) -> Answer:
+def _run(path: Path, noun: str, grid: GridOptions) -> Answer:
     from evergrow.lab.bench import load_spec, plan_grid, run_grid
 
     spec = load_spec(path)
@@ -134,11 +104,11 @@ def _run(
             f"{path} has methods and no analyses: run it by 'evergrow lab run {path}'"
         )
     chosen: dict[str, Any] = {
-        "output": output,
-        "only": only or (),
-        "retry_failed": retry_failed,
+        "output": grid.output,
+        "only": grid.only or (),
+        "retry_failed": grid.retry_failed,
     }
-    if dry_run:
+    if grid.dry_run:
         planned = plan_grid(spec, **chosen)
         lines = [
             f"{step.action:6}  {step.run.run_id}  {step.run.title}"
@@ -147,7 +117,8 @@ def _run(
         actions = _count_words(step.action for step in planned.steps)
         lines.append(f"{len(planned.steps)} {noun}: {actions}")
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
-    done = run_grid(spec, say=note_line, engine=parallel.opened(), **chosen)
+    engine = grid.create_engine() if grid.engine else None
+    done = run_grid(spec, say=note_line, engine=engine, **chosen)
     return Answer(
         {noun: [_step_values(step) for step in done.steps]},
         _result_lines(done, noun),

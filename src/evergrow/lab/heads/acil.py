@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from evergrow.core.bounds import MOST_ROUNDS
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer
 from evergrow.head.base import HEADS
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import UniformLayer
@@ -123,7 +123,7 @@ class GACILClassifier(_AnalyticBuffer):
 
     def _check_params(self) -> None:
         super()._check_params()
-        check_number("n_passes", self.n_passes, low=1, high=MOST_ROUNDS, integer=True)
+        check_integer("n_passes", self.n_passes, high=MOST_ROUNDS)
 
     def _ridge(self) -> float:
         return float(self.alpha) / self.n_passes

@@ -13,7 +13,7 @@ from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.record import Spec, require
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
@@ -151,14 +151,10 @@ class AnaCPClassifier(IncrementalClassifier):
             ("n_ensembles", MOST_ROUNDS),
             ("samples_per_class", LARGEST_WIDTH),
         ):
-            check_number(name, getattr(self, name), low=1, high=high, integer=True)
+            check_integer(name, getattr(self, name), high=high)
         check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("variant", self.variant, ("code", "paper"))
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
-
-    def _reset(self) -> None:
-        for name in ("_heads", "_gaussian", "_output", "_maps", "_classifier", "_seed"):
-            self.__dict__.pop(name, None)
 
     def _layer(self, index: int, Z: Tensor) -> FeatureMap:
         layer = GaussianLayer(self.n_units, activation="gelu", bias="none")

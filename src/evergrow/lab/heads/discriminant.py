@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer
 from evergrow.head.base import HEADS
 from evergrow.head.layers import GuidedLayer, Layer
 from evergrow.head.layers.feature_map import (
@@ -70,7 +70,7 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
         self.device = device
 
     def _check_params(self) -> None:
-        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
+        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
 
     def _layer(self) -> Layer:
         return GuidedLayer(n_units=self.n_units, scales="auto", direct_link=True)

@@ -13,7 +13,7 @@ from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import FileFormatError
 from evergrow.core.record import Spec, require
 from evergrow.core.seeding import generator, resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
@@ -94,17 +94,11 @@ class JointLinearProbe(IncrementalClassifier):
             check_choice("alpha", self.alpha, ("gcv",))
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
-        check_number("n_epochs", self.n_epochs, low=1, high=MOST_ROUNDS, integer=True)
-        check_number(
-            "batch_size", self.batch_size, low=1, high=LARGEST_WIDTH, integer=True
-        )
+        check_integer("n_epochs", self.n_epochs, high=MOST_ROUNDS)
+        check_integer("batch_size", self.batch_size, high=LARGEST_WIDTH)
         check_number("learning_rate", self.learning_rate, low=0, low_open=True)
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
-
-    def _reset(self) -> None:
-        for name in ("_model", "_samples", "_codes", "_seed", "_readout"):
-            self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes

@@ -13,7 +13,7 @@ from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.record import Between, require
 from evergrow.core.seeding import generator, resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import DenseMap, check_contrast
@@ -120,20 +120,14 @@ class KLDAClassifier(IncrementalClassifier):
     device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
-        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
-        check_number(
-            "n_ensembles", self.n_ensembles, low=1, high=MOST_ROUNDS, integer=True
-        )
+        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
+        check_integer("n_ensembles", self.n_ensembles, high=MOST_ROUNDS)
         check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("inverse", self.inverse, ("ridge", "pinv"))
         if isinstance(self.gamma, str):
             check_choice("gamma", self.gamma, ("median",))
         else:
             check_number("gamma", self.gamma, low=0, low_open=True)
-
-    def _reset(self) -> None:
-        for name in ("_members", "_readouts", "_seed", "_gamma"):
-            self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
@@ -121,18 +121,12 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     def _check_params(self) -> None:
         # No matrix has the order of the layer here, only tall ones of `rank` columns.
-        check_number("n_units", self.n_units, low=1, high=MOST_UNITS, integer=True)
+        check_integer("n_units", self.n_units, high=MOST_UNITS)
         for name in ("rank", "batch_size", "buffer_rows"):
-            check_number(
-                name, getattr(self, name), low=1, high=LARGEST_WIDTH, integer=True
-            )
+            check_integer(name, getattr(self, name), high=LARGEST_WIDTH)
         check_number("truncate", self.truncate, low=0, high=1, high_open=True)
         check_number("alpha", self.alpha, low=0)
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
-
-    def _reset(self) -> None:
-        for name in ("_layer", "_basis", "_cross", "_count", "_weights", "_seed"):
-            self.__dict__.pop(name, None)
 
     def _work_dtype(self) -> torch.dtype:
         if self.dtype == "auto":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.head.base import IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer
@@ -89,12 +89,8 @@ class RandomLayerRidge(IncrementalClassifier):
         return empty_model(layer, self._ridge())
 
     def _check_params(self) -> None:
-        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
+        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
         check_number("alpha", self.alpha, low=0, low_open=True)
-
-    def _reset(self) -> None:
-        for name in ("_model", "_solution", "_seed"):
-            self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         model = self._current(Z, labels.codes, len(labels.classes))

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.record import require
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers import FeatureMap
@@ -96,15 +96,11 @@ class RanPACClassifier(RandomLayerRidge):
     device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
-        check_number("n_units", self.n_units, low=0, high=LARGEST_WIDTH, integer=True)
+        check_integer("n_units", self.n_units, low=0, high=LARGEST_WIDTH)
         if isinstance(self.alpha, str):
             check_choice("alpha", self.alpha, ("task",))
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
-
-    def _reset(self) -> None:
-        super()._reset()
-        self.__dict__.pop("_alphas", None)
 
     def _layer(self) -> GaussianLayer:
         return GaussianLayer(self.n_units, activation="relu", bias="none")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergrow.core.bounds import MOST_ROUNDS
 from evergrow.core.errors import LabelError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers.feature_map import BlockRecord
@@ -87,9 +87,7 @@ class SCSMClassifier(RandomLayerRidge):
 
     def _check_params(self) -> None:
         super()._check_params()
-        check_number(
-            "n_candidates", self.n_candidates, low=1, high=MOST_ROUNDS, integer=True
-        )
+        check_integer("n_candidates", self.n_candidates, high=MOST_ROUNDS)
         check_number("tol", self.tol, low=0)
 
     def _layer(self) -> SCSMLayer:

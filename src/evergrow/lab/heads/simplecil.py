@@ -73,10 +73,6 @@ class SimpleCILClassifier(IncrementalClassifier):
     def _check_params(self) -> None:
         """Do nothing: there are no parameters to check."""
 
-    def _reset(self) -> None:
-        for name in ("_sums", "_counts"):
-            self.__dict__.pop(name, None)
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
         n_classes = len(labels.classes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
@@ -70,7 +70,7 @@ class GaussianLayer(Layer):
     bias: str = "gaussian"
 
     def __post_init__(self) -> None:
-        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
+        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_choice("bias", self.bias, ("gaussian", "points", "none"))
         check_scales(self._scales)
@@ -126,7 +126,7 @@ class UniformLayer(Layer):
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
+        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
 
     def draw(

@@ -13,7 +13,12 @@ from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import ConstructionError
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_matrix, check_number
+from evergrow.core.validation import (
+    check_choice,
+    check_integer,
+    check_matrix,
+    check_number,
+)
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.feature_map import BlockRecord, Construction, DenseMap
 from evergrow.head.layers.guided import Residual, check_scales
@@ -79,10 +84,8 @@ class SCSMLayer(Layer):
     activation: str = "sigmoid"
 
     def __post_init__(self) -> None:
-        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
-        check_number(
-            "n_candidates", self.n_candidates, low=1, high=MOST_ROUNDS, integer=True
-        )
+        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
+        check_integer("n_candidates", self.n_candidates, high=MOST_ROUNDS)
         check_number("tol", self.tol, low=0)
         check_number("alpha", self.alpha, low=0)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))

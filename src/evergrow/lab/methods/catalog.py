@@ -7,6 +7,7 @@ from typing import Any
 
 import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.estimator import param_defaults
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_keys
 from evergrow.head.base import HEADS
@@ -82,20 +83,10 @@ def method_options(name: str) -> dict[str, Any]:
 def _every_option(name: str) -> dict[str, Any]:
     method_needs(name)  # raises for an unknown name
     if name.endswith(FSA_SUFFIX):
-        options = _signature(FsaClassifier)
+        options = param_defaults(FsaClassifier)
         del options["head"]
         return {**options, **head_options(name.removesuffix(FSA_SUFFIX))}
-    return _signature(HEADS[name] if name in HEADS else IMAGE_METHODS[name])
-
-
-def _signature(kind: type) -> dict[str, Any]:
-    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        item.name: item.default
-        for item in parameters
-        if item.kind in kinds and item.name != "self"
-    }
+    return param_defaults(HEADS[name] if name in HEADS else IMAGE_METHODS[name])
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:

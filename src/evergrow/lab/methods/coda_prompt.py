@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from evergrow.adapt.tuners import Tuner
 from evergrow.adapt.tuners.tuner import find_blocks
 from evergrow.core.errors import ParameterError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.shared_weights import (
@@ -155,8 +155,8 @@ class CODAPromptClassifier(SharedWeightsClassifier):
 
     def _check_own(self) -> None:
         for name in ("pool_size", "n_tasks", "n_blocks"):
-            check_number(name, getattr(self, name), low=1, integer=True)
-        check_number("prompt_length", self.prompt_length, low=2, integer=True)
+            check_integer(name, getattr(self, name))
+        check_integer("prompt_length", self.prompt_length, low=2)
         if self.prompt_length % 2:
             raise ParameterError(
                 "prompt_length must be an even number, half keys and half values, "

@@ -16,7 +16,7 @@ from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.tuners import Tuner
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import derive_seed
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.data.items import Items
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.cost import Cost, inference_gflops
@@ -198,11 +198,11 @@ class EASEClassifier(TaskwiseClassifier):
     max_adapters: int | None = None
 
     def _check_own(self) -> None:
-        check_number("bottleneck", self.bottleneck, low=1, integer=True)
+        check_integer("bottleneck", self.bottleneck)
         check_number("alpha", self.alpha, low=0)
         check_number("beta", self.beta, low=0)
         if self.max_adapters is not None:
-            check_number("max_adapters", self.max_adapters, low=1, integer=True)
+            check_integer("max_adapters", self.max_adapters)
         for name in ("recalc_sim", "use_init_ptm"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(

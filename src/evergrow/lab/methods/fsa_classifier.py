@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from evergrow.adapt.fsa import adapt, adaptation_config, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.errors import LabelError
+from evergrow.core.estimator import param_defaults
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
@@ -168,7 +168,7 @@ class FsaClassifier(ImageClassifier):
         owner = f"option of {self.head}{FSA_SUFFIX}"
         check_keys(self.head_options, head_options(self.head), owner)
         options = with_blocks(head_class, widths, self.head_options)
-        accepted = inspect.signature(head_class.__init__).parameters
+        accepted = head_class.param_names()
         for name, value in (("random_state", seed), ("device", device)):
             if name in accepted:
                 options[name] = value
@@ -258,12 +258,8 @@ def head_options(head: str) -> dict[str, Any]:
     >>> head_options("ranpac")
     {'n_units': 10000, 'alpha': 'task'}
     """
-    parameters = inspect.signature(HEADS[head].__init__).parameters.values()
-    return {
-        item.name: item.default
-        for item in parameters
-        if item.name not in ("self", *_OWN)
-    }
+    defaults = param_defaults(HEADS[head])
+    return {name: value for name, value in defaults.items() if name not in _OWN}
 
 
 def with_blocks(
@@ -280,7 +276,7 @@ def with_blocks(
     >>> with_blocks(Classifier, (384,), {"n_units": 100})
     {'n_units': 100}
     """
-    takes_blocks = "blocks" in inspect.signature(head.__init__).parameters
+    takes_blocks = "blocks" in head.param_names()
     if len(widths) < 2 or not takes_blocks or options.get("blocks") is not None:
         return dict(options)
     return {**options, "blocks": tuple(widths)}

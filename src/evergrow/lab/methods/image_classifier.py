@@ -64,12 +64,12 @@ class TaskLabels:
 class ImageClassifier(Estimator, ABC):
     """A classifier that learns from images, task by task, over an open set of classes.
 
-    A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn` and
-    :meth:`_scores`; ``__init__`` only stores its arguments. If ``_learn`` fails, the
-    earlier state must be unchanged. The base class commits the labels after it returns.
-    In the hooks, ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and
-    ``self.device_`` the device. The backbone belongs to the caller: a method that adds
-    tuners or changes weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
+    A method implements :meth:`_check_params`, :meth:`_learn` and :meth:`_scores`;
+    ``__init__`` only stores its arguments. If ``_learn`` fails, the earlier state must
+    be unchanged. The base class commits the labels after it returns. In the hooks,
+    ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and ``self.device_``
+    the device. The backbone belongs to the caller: a method that adds tuners or changes
+    weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
 
     Attributes
     ----------
@@ -98,10 +98,6 @@ class ImageClassifier(Estimator, ABC):
     @abstractmethod
     def _check_params(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
-
-    @abstractmethod
-    def _reset(self) -> None:
-        """Delete the learned state."""
 
     @abstractmethod
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:

@@ -225,10 +225,6 @@ class JointFineTuning(ImageClassifier):
     def _check_params(self) -> None:
         self.config()
 
-    def _reset(self) -> None:
-        for name in ("_tasks", "_network"):
-            self.__dict__.pop(name, None)
-
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
         before: tuple[Any, ...] = vars(self).get("_tasks", ())
         tasks = (*before, (items, labels.codes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.shared_weights import (
     ModuleStates,
@@ -103,7 +103,7 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     magnitude: float = 0.8
 
     def _check_own(self) -> None:
-        check_number("rank", self.rank, low=1, integer=True)
+        check_integer("rank", self.rank)
         check_number("magnitude", self.magnitude)
         if not isinstance(self.rank_reduction, bool):
             raise ParameterError(

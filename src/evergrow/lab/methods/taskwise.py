@@ -83,10 +83,6 @@ class TaskwiseClassifier(ImageClassifier):
         with temporary_tuner(shared_copy(backbone.module), name, settings, None):
             pass  # raises if the tuner does not support the backbone
 
-    def _reset(self) -> None:
-        self.__dict__.pop("_state", None)
-        self.__dict__.pop("_tuned_backbone", None)
-
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
         state, cost = self._task(items, labels)
         with self._answering(state) as network:

@@ -22,7 +22,7 @@ from evergrow.adapt.tuners.tuner import (
     find_blocks,
 )
 from evergrow.core.errors import ParameterError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 
 TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
 """Linear maps of a block that low-rank tuners can add to."""
@@ -207,7 +207,7 @@ class LoRAConfig(TunerConfig):
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
-        check_number("rank", self.rank, low=1, integer=True)
+        check_integer("rank", self.rank)
         if self.alpha is not None:
             check_number("alpha", self.alpha, low=-1e6, high=1e6)
         check_targets(self.targets)

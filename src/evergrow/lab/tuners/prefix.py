@@ -20,7 +20,7 @@ from evergrow.adapt.tuners.tuner import (
     find_blocks,
 )
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_integer, check_number
 from evergrow.lab.tuners.attention import (
     AttentionEdit,
     AttentionSite,
@@ -61,7 +61,7 @@ class PrefixConfig(TunerConfig):
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
         check_choice("source", self.source, ("own", "provider"))
-        check_number("length", self.length, low=1, integer=True)
+        check_integer("length", self.length)
         check_number("std", self.std, low=0)
         if self.blocks is not None and not _are_block_numbers(self.blocks):
             raise ParameterError(

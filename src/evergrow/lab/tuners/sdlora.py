@@ -18,7 +18,7 @@ from evergrow.adapt.tuners.tuner import (
     layer_parameter,
 )
 from evergrow.core.errors import InputError
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.lab.tuners.lora import LowRankTuner, Slot, check_targets
 
 
@@ -49,7 +49,7 @@ class SDLoRAConfig(TunerConfig):
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
-        check_number("rank", self.rank, low=1, integer=True)
+        check_integer("rank", self.rank)
         check_number("magnitude", self.magnitude)
         check_targets(self.targets)
 
@@ -181,7 +181,7 @@ class SDLoRATuner(LowRankTuner):
             Rank of the new direction. The default is the rank of the settings.
         """
         new_rank = self.config.rank if rank is None else rank
-        check_number("rank", new_rank, low=1, integer=True)
+        check_integer("rank", new_rank)
         self._begin(new_rank)
 
     def _begin(self, rank: int) -> None:

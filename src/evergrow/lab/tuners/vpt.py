@@ -20,7 +20,7 @@ from evergrow.adapt.tuners.tuner import (
     UnsupportedModelError,
     find_blocks,
 )
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_integer, check_number
 from evergrow.lab.tuners.attention import (
     AttentionEdit,
     AttentionSite,
@@ -52,7 +52,7 @@ class VPTConfig(TunerConfig):
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
-        check_number("tokens", self.tokens, low=1, integer=True)
+        check_integer("tokens", self.tokens)
         check_number("std", self.std, low=0)
 
 
