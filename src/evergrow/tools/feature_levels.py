@@ -15,6 +15,7 @@ from evergrow.core.seeding import generator
 from evergrow.data.items import Items, Samples
 from evergrow.features import Backbone, best_backbone, create_backbone, encode
 from evergrow.features.images import median_side
+from evergrow.features.networks import SIDE_BY_SIDE
 from evergrow.head import Classifier
 
 LEVELS = ("fast", "rich", "best")
@@ -116,9 +117,10 @@ def try_levels(
             f"Two classes with {_N_FOLDS} samples each are needed to compare levels. "
             "Label more samples."
         )
+    is_auto = isinstance(backbone, str) and backbone == "auto"
     if isinstance(backbone, str):
         name = backbone
-        if backbone == "auto":
+        if is_auto:
             name = best_backbone(items.kind).name
         backbone = create_backbone(name, device=device)
     order = torch.randperm(len(usable), generator=generator(seed, "levels"))
@@ -133,6 +135,9 @@ def try_levels(
         side = median_side(items)
     trials: list[LevelTrial] = []
     for level in LEVELS:
+        if is_auto and level in SIDE_BY_SIDE:
+            name = best_backbone(items.kind, level).name
+            backbone = create_backbone(name, device=device)
         try:
             network = backbone.with_recipe("auto" if level == "rich" else level, side)
         except ParameterError:
