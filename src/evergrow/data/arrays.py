@@ -601,8 +601,15 @@ def _dataset(name: str, file: ArrayFile, pairs: list[tuple[str, str]]) -> Datase
         if file.arrays[samples_key].is_pixels:
             values = Images(values)
         parts += [values, labels]
-    about: dict[str, Any] = {"name": name, "layout": "arrays"}
+    metadata = FileMetadata({}, (), {})
     if not file.arrays[pairs[0][0]].is_pixels:
         metadata = file.metadata(parts[0].shape[1])
-        about.update(metadata._asdict())
-    return Dataset.of(*parts, names=file.class_names, **about)
+    return Dataset.of(
+        *parts,
+        names=file.class_names,
+        backbone=metadata.backbone,
+        widths=metadata.widths,
+        unknown=metadata.unknown,
+        name=name,
+        layout="arrays",
+    )
