@@ -16,9 +16,9 @@ from tests.data.conftest import PNG, Tree, contents_of
 
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
 from evergrow.data import archives, load_data
-from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.inputs import read_items, read_parts
 from evergrow.data.items import concat_items
+from evergrow.data.readers import ARCHIVE_SUFFIXES
 
 pytestmark = pytest.mark.usefixtures("alone")
 

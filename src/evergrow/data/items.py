@@ -447,9 +447,12 @@ def unread_format(name: str) -> tuple[str, str] | None:
     """
     extra = plugin_of(name)
     if extra is not None and not has_plugin(extra):
-        return _PLUGINS[extra].title, f"pip install 'evergrow[{extra}]' reads them"
+        return (
+            f"{_PLUGINS[extra].title} images",
+            f"pip install 'evergrow[{extra}]' reads them",
+        )
     if name.lower().endswith(_UNSUPPORTED):
-        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG"
+        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD images", "save them as JPEG or PNG"
     return None
 
 
@@ -599,6 +602,8 @@ class Dataset:
         Path or address of the data, and the reader that read them.
     notes, cautions : tuple of str
         Remarks for the user, and probable mistakes in the data.
+    doubts : tuple of str
+        Cautions that the classes are probably not the right folders.
 
     Examples
     --------
@@ -618,6 +623,7 @@ class Dataset:
     layout: str = ""
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -641,7 +647,7 @@ class Dataset:
         names : mapping or sequence of str
             Names of integer labels, if known.
         **about
-            Fields of the data set: name, source, layout, notes and cautions.
+            Fields of the data set: name, source, layout, notes, cautions and doubts.
 
         Raises
         ------
