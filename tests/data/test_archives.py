@@ -373,3 +373,16 @@ def test_too_long_and_too_deep_names_are_refused(tmp_path: Path, name: str) -> N
         archive.writestr(name, PNG)
     with pytest.raises(FileFormatError, match="4,096 characters and 64 folders"):
         load_data(path)
+
+
+def test_archives_inside_are_counted_in_a_warning(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        (root / name / "1.png").write_bytes(PNG)
+    (root / "cat" / "more.zip").write_bytes(b"")
+    (root / "rest.tar.gz").write_bytes(b"")
+    archive = pack(root, tmp_path / "pets.zip")
+    for source in (root, archive):
+        with pytest.warns(DataWarning, match="archives inside left out: 2; unpack"):
+            assert len(read_parts(source).train) == 2

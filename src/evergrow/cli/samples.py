@@ -16,7 +16,7 @@ from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
-    from evergrow.data import DataOptions, Samples, Source
+    from evergrow.data import DataOptions, Dataset, Samples, Source
     from evergrow.data.items import Items
 
 STDIN = "-"
@@ -125,17 +125,17 @@ def read_training(
     return read_labelled(found, "train", kind)
 
 
-def check_layout(found: Any, *, as_is: bool, as_json: bool) -> None:
+def check_layout(found: Dataset, *, as_is: bool, as_json: bool) -> None:
     """Ask whether to learn folders that do not look like classes, or refuse them.
 
     Parameters
     ----------
-    found : Dataset or FeatureSet
+    found : Dataset
         The data. Reading it has already printed a warning about its folders.
     as_is, as_json
         As for :func:`read_training`, also the errors.
     """
-    if as_is or not getattr(found, "doubts", ()):
+    if as_is or not found.doubts:
         return
     message = "These folders are probably not the classes"
     if not is_interactive(as_json):

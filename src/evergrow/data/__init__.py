@@ -12,7 +12,7 @@ from evergrow.data import (  # noqa: F401
     tables,
     webdataset,
 )
-from evergrow.data.arrays import FeatureSet, save_features
+from evergrow.data.arrays import save_features
 from evergrow.data.inputs import read, search_path
 from evergrow.data.items import Dataset, Samples
 from evergrow.data.load import DataReport, inspect_data, load_data, load_features
@@ -24,7 +24,6 @@ __all__ = [
     "DataReport",
     "Dataset",
     "DatasetNotFoundError",
-    "FeatureSet",
     "Samples",
     "Shard",
     "Source",

@@ -314,7 +314,7 @@ def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> 
     class_folders = [_class_folders(walk, part) for part in parts]
     doubts = []
     for folders in class_folders:
-        doubts += [*_nesting_cautions(tree, folders), *_name_cautions(folders)]
+        doubts += [*_nesting_cautions(tree, folders), *_name_cautions(tree, folders)]
     cautions = list(doubts)
     found = [_images_of(walk, folders) for folders in class_folders]
     for part in found:
@@ -404,10 +404,18 @@ def _nesting_cautions(tree: Tree, folders: list[str]) -> list[str]:
     ]
 
 
-def _name_cautions(folders: list[str]) -> list[str]:
-    """Return a caution if class folders are named like parts of a data set."""
-    names = [posixpath.basename(folder) for folder in folders]
-    parts = [name for name in names if name.lower() in (*TRAIN_WORDS, *TEST_WORDS)]
+def _name_cautions(tree: Tree, folders: list[str]) -> list[str]:
+    """Return a caution if class folders are probably parts of a data set.
+
+    These are named train, test or the like, and have subfolders. A folder named train
+    without subfolders can show trains.
+    """
+    parts = [
+        posixpath.basename(folder)
+        for folder in folders
+        if posixpath.basename(folder).lower() in (*TRAIN_WORDS, *TEST_WORDS)
+        and any(kind == "folder" for _, kind in tree.entries(folder))
+    ]
     if not parts:
         return []
     return [
