@@ -35,6 +35,7 @@ from evergrow.features.backbone import (
 )
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
 from evergrow.features.joined_backbone import (
+    SEPARATOR,
     JoinedBackbone,
     check_same_kind,
     split_names,
@@ -214,7 +215,8 @@ def network_names(name: str) -> list[str]:
         If a name is empty or repeated, or networks take different kinds of input.
     """
     folder = name.removeprefix(SENTENCE_PREFIX)
-    if folder != name and Path(folder).is_dir():
+    is_folder = folder != name and Path(folder).is_dir()
+    if is_folder or SEPARATOR not in name:
         return [name]
     names = split_names(name)
     kinds = ["text" if is_text_name(part) else "image" for part in names]
