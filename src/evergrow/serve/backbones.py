@@ -51,13 +51,13 @@ FeatureRows = NDArray[np.float32]
 """Features of shape (n, d)."""
 _PREDICTED_PER_CORE = 8
 """Samples per core that one request may encode before others have a turn."""
+_ALONE_PER_CORE = 2
+"""The same for samples that are encoded alone, which takes longer per sample."""
 _MAX_VIEWS = 16
 """Largest number of pixels of an uploaded model's views, relative to the network's own.
 
 The level ``best`` has 4 times as many, and the network sees them twice.
 """
-_ALONE_PER_CORE = 2
-"""The same for samples that are encoded alone, which takes longer per sample."""
 
 
 # -- threads of torch ------------------------------------------------------------------
