@@ -80,11 +80,14 @@ def existing_model(path: StrPath) -> Path:
     evergrow.core.errors.ModelNotFoundError: No model 'nowhere.evg' here. Make one ...
     """
     if not os.path.isfile(path):
+        name = os.fspath(path)
         if os.path.islink(path):
-            raise ModelNotFoundError(f"{os.fspath(path)} is a link to nothing")
-        raise ModelNotFoundError(
-            f"No model {os.fspath(path)!r} here. Make one with fit."
-        )
+            raise ModelNotFoundError(f"{name} is a link to nothing")
+        if os.path.isdir(path):
+            raise ModelNotFoundError(f"{name} is a folder, not a model file.")
+        if os.path.exists(path):
+            raise ModelNotFoundError(f"{name} is a pipe or a device, not a model file.")
+        raise ModelNotFoundError(f"No model {name!r} here. Make one with fit.")
     return Path(os.path.realpath(path))
 
 

@@ -233,6 +233,45 @@ def _copy(source: Path, target: Path, scratch: Path | None) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def put_bytes(body: bytes, target: Path, scratch: Path) -> None:
+    """Write a new file atomically to a free path.
+
+    Parameters
+    ----------
+    body : bytes
+        Content of the file.
+    target : Path
+        Path of the file, on the file system of `scratch`.
+    scratch : Path
+        A folder of this process for partial files, from :func:`scratch_folder`.
+
+    Raises
+    ------
+    FileExistsError
+        If another file is at the target.
+    OSError
+        If the disk is full or a folder is not writable.
+    """
+    _check_free(target)
+    temporary = scratch / "copy"
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "xb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    if not _linked(temporary, target):
+        _check_free(target)
+        os.rename(temporary, target)
+    temporary.unlink(missing_ok=True)
+
+
+def holds_bytes(body: bytes, target: Path) -> bool:
+    """Return whether a path is a regular file with this content."""
+    if target.is_symlink() or not target.is_file():
+        return False
+    return target.stat().st_size == len(body) and target.read_bytes() == body
+
+
 def _check_free(target: Path) -> None:
     """Raise :class:`FileExistsError` if there is anything at a path."""
     if os.path.lexists(target):
