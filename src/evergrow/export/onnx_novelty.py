@@ -67,7 +67,7 @@ def _single(novelty: NoveltyMap) -> NoveltyMap:
     if whiten.linear is not None:
         whiten = replace(whiten, linear=whiten.linear.float())
     matrices = replace(novelty.matrices, lower=novelty.matrices.lower.float())
-    return novelty._replace(whiten=whiten, matrices=matrices)
+    return replace(novelty, whiten=whiten, matrices=matrices)
 
 
 def _add_lengths(

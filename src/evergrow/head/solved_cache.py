@@ -229,30 +229,46 @@ class SolvedMeans(NamedTuple):
     stats: RidgeStatistics
 
 
-class SquaredLengths(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SquaredLengths:
     """How ``|h|^2`` of an activation row h follows from units u and features z.
 
     ``|h|^2 = gain^2 |u|^2 + |factors (z - centre)|^2 + constant``
+
+    Parameters
+    ----------
+    gain : float
+        Factor of the units.
+    centre, factors : Tensor of shape (d,) or None
+        Of the direct link. None without a link.
+    constant : float
+        1 with an intercept, else 0.
     """
 
     gain: float
     centre: Tensor | None
-    """Of the direct link, (d,). None without a link."""
     factors: Tensor | None
-    """Of the direct link, (d,)."""
     constant: float
 
 
-class NoveltyMap(NamedTuple):
-    """The terms of novelty as matrices."""
+@dataclass(frozen=True, eq=False)
+class NoveltyMap:
+    """The terms of novelty as matrices.
+
+    Parameters
+    ----------
+    whiten : LayerMap
+        From features to whitened rows (n, r).
+    matrices : NoveltyMatrices
+        From whitened rows to terms.
+    lengths : SquaredLengths or None
+        Squared lengths of activations, from which the energy outside of the coordinates
+        of the statistics follows. None if they span all activations.
+    """
 
     whiten: LayerMap
-    """From features to whitened rows (n, r)."""
     matrices: NoveltyMatrices
-    """From whitened rows to terms."""
     lengths: SquaredLengths | None
-    """Squared lengths of activations, from which the energy outside of the coordinates
-    of the statistics follows. None if they span all activations."""
 
 
 class _FoldScores(NamedTuple):
