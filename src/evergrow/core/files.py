@@ -190,7 +190,7 @@ def atomic_path(path: StrPath, *, like: StrPath | None = None) -> Iterator[Path]
             reference = Path(like)
         _take_access(temporary, reference, new_mode)
         os.replace(temporary, target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 @contextmanager
@@ -283,8 +283,8 @@ def _take_access(path: Path, like: Path, new_mode: int) -> None:
     os.chmod(path, mode)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a rename in it is durable."""
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a rename in it is durable; do nothing on Windows."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

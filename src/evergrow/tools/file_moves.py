@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from evergrow.core.errors import InputError
-from evergrow.core.files import partial_folder, remove_leftovers
+from evergrow.core.files import partial_folder, remove_leftovers, sync_folder
 
 How = Literal["move", "copy", "link"]
 """Ways to put a file elsewhere; "link" makes a symbolic link."""
@@ -175,7 +175,7 @@ def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) 
         _copy(source, target, scratch)
     if how == "move":
         if not linked:  # two file systems: flush, so that changes keep their order
-            _flush_folder(target.parent)
+            sync_folder(target.parent)
         _remove_source(source, target)
 
 
@@ -188,17 +188,6 @@ def _remove_source(source: Path, target: Path) -> None:
     except OSError:  # the folder of the source is read-only
         os.unlink(target)
         raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk; does nothing on Windows."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _linked(source: Path, target: Path) -> bool:
