@@ -82,7 +82,8 @@ def test_an_interrupted_download_is_resumed_by_the_next_attempt(
     hub.stop_after = 500_000
     with pytest.raises(
         WeightsError,
-        match=r"model.safetensors stopped after 0\.5 of 1\.9 MB .*; the next attempt "
+        match=r"^The weights of test_resnet.r160_in1k were not downloaded: the download "
+        r"of model.safetensors stopped after 0\.5 of 1\.9 MB .*; the next attempt "
         "resumes it",
     ):
         create_backbone(NAME, device="cpu")

@@ -147,21 +147,20 @@ def find_cached(wanted: WantedWeights) -> Path | None:
     return None
 
 
-def _find_on_hub(wanted: WantedWeights) -> Path:
-    """Return the weights from the cache of the Hub, or download them.
+def _download(wanted: WantedWeights) -> Path:
+    """Download weights, and return their file or the folder of a text encoder.
 
-    They are a file, or the folder of a text encoder. Raises :class:`WeightsError` if
-    the Hub does not answer or lacks them, or if the download fails.
+    Raises :class:`WeightsError` if the Hub lacks them, or if the download stopped or
+    was altered.
     """
-    path = find_cached(wanted)
-    if path is None:
-        reason = unreachable() if wanted.repository else "it has none for this name"
-        if reason:
-            raise WeightsError(reason)
+    try:
         if wanted.kind == "text":
             return download_encoder(wanted.repository)
         return download_first(wanted.repository, wanted.files)
-    return path.parent if wanted.kind == "text" else path
+    except WeightsError as error:
+        raise WeightsError(
+            f"The weights of {wanted.name} were not downloaded: {error}."
+        ) from error
 
 
 def _ways_to_get(wanted: WantedWeights) -> list[str]:
@@ -207,7 +206,8 @@ def locate(wanted: WantedWeights, weights: StrPath | None) -> tuple[str, Path | 
     ParameterError
         If `weights` is neither a source nor a path.
     WeightsError
-        If no source has the weights. The message lists all sources and what to do.
+        If no source has the weights, or their download failed. The message lists all
+        sources and what to do.
     """
     if weights is not None and weights not in WEIGHT_SOURCES:
         if not _looks_like_path(weights):
@@ -226,10 +226,13 @@ def locate(wanted: WantedWeights, weights: StrPath | None) -> tuple[str, Path | 
             return "bundled", path
         tried.append("bundled (it has none for this name)")
     if weights != "bundled":
-        try:
-            return "hub", _find_on_hub(wanted)
-        except WeightsError as error:
-            tried.append(f"hub ({error})")
+        path = find_cached(wanted)
+        if path is not None:
+            return "hub", path.parent if wanted.kind == "text" else path
+        reason = unreachable() if wanted.repository else "it has none for this name"
+        if not reason:
+            return "hub", _download(wanted)
+        tried.append(f"hub ({reason})")
     raise _missing_weights(wanted, tried)
 
 
