@@ -271,12 +271,9 @@ class ShapeScores:
         total = (gammas + prior / 2 * k * strengths.log()) @ times.to(gammas)
         for classes, scatters, is_full in self._whitened_scatters(with_scatter):
             matrices = scatters if is_full else scatters @ scatters.mT
-            # On the CPU: a GPU would decompose the small matrices one by one.
-            values = torch.linalg.eigvalsh(matrices.cpu()).clamp_min(0.0).to(total)
-            n_zeros = k - values.shape[1]  # eigenvalues of B^T B beyond those of B B^T
-            log_dets = (strengths[:, :, None] + values).log().sum(
-                dim=2
-            ) + n_zeros * strengths.log()
+            n_zeros = k - matrices.shape[1]  # eigenvalues of B^T B beyond B B^T
+            log_dets = _log_dets(matrices, strengths[:, 0])
+            log_dets = log_dets + n_zeros * strengths.log()
             total -= ((prior + self._freedom[classes]) / 2 * log_dets).sum(dim=1)
         return _STRENGTHS[int(total.argmax())]
 
@@ -402,6 +399,21 @@ class _Roots:
         n_rows = roots.shape[1]
         self.roots[places, :n_rows] = roots
         self.roots[places, n_rows:] = 0.0
+
+
+def _log_dets(matrices: Tensor, strengths: Tensor) -> Tensor:
+    """Return ``ln|S + nu I|`` (m, c) of scatters S (c, r, r) for each strength (m,)."""
+    if not matrices.is_cuda:
+        values = torch.linalg.eigvalsh(matrices).clamp_min(0.0)
+        return (strengths[:, None, None] + values).log().sum(dim=2)
+    # A GPU decomposes small matrices one by one, but factors them side by side.
+    log_dets = []
+    for strength in strengths:
+        shifted = matrices.clone()
+        shifted.diagonal(dim1=1, dim2=2).add_(strength)
+        diagonals = _lower_factor(shifted).diagonal(dim1=1, dim2=2)
+        log_dets.append(2.0 * diagonals.log().sum(dim=1))
+    return torch.stack(log_dets)
 
 
 def _lower_factor(covariances: Tensor) -> Tensor:
