@@ -405,15 +405,16 @@ def _log_dets(matrices: Tensor, strengths: Tensor) -> Tensor:
     """Return ``ln|S + nu I|`` (m, c) of scatters S (c, r, r) for each strength (m,)."""
     if not matrices.is_cuda:
         values = torch.linalg.eigvalsh(matrices).clamp_min(0.0)
-        return (strengths[:, None, None] + values).log().sum(dim=2)
+        log_dets: Tensor = (strengths[:, None, None] + values).log().sum(dim=2)
+        return log_dets
     # A GPU decomposes small matrices one by one, but factors them side by side.
-    log_dets = []
+    found = []
     for strength in strengths:
         shifted = matrices.clone()
         shifted.diagonal(dim1=1, dim2=2).add_(strength)
         diagonals = _lower_factor(shifted).diagonal(dim1=1, dim2=2)
-        log_dets.append(2.0 * diagonals.log().sum(dim=1))
-    return torch.stack(log_dets)
+        found.append(2.0 * diagonals.log().sum(dim=1))
+    return torch.stack(found)
 
 
 def _lower_factor(covariances: Tensor) -> Tensor:
