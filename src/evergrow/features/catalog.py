@@ -33,7 +33,11 @@ from evergrow.features.backbone import (
     FeatureBlock,
     check_recipe,
 )
-from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
+from evergrow.features.image_backbone import (
+    ImageBackbone,
+    check_stored_widths,
+    read_blocks,
+)
 from evergrow.features.joined_backbone import (
     SEPARATOR,
     JoinedBackbone,
@@ -441,7 +445,7 @@ def backbone_from_spec(
         )
     if backbone.spec.blocks != spec.blocks:
         backbone = backbone.with_recipe(spec.blocks)
-    check_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
+    check_stored_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
     backbone.spec = spec
     return backbone
 
