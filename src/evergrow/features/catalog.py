@@ -39,12 +39,16 @@ from evergrow.features.image_backbone import (
     read_blocks,
 )
 from evergrow.features.joined_backbone import (
-    SEPARATOR,
     JoinedBackbone,
     check_same_kind,
     split_names,
 )
-from evergrow.features.networks import CATALOG, SENTENCE_PREFIX, catalog_entry
+from evergrow.features.networks import (
+    CATALOG,
+    SENTENCE_PREFIX,
+    SEPARATOR,
+    catalog_entry,
+)
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.weights import (
     FILE_NAMES,
