@@ -12,7 +12,9 @@ MODULES = (
     "tools",
     "sort",
     "share",
+    "demo",
     "data",
     "features",
+    "backbones",
 )
 """Modules that define commands, in the order of ``evergrow --help``."""
