@@ -1,10 +1,10 @@
 """Logistic regression, SVM, fine-tuning, RanPAC, SCL-MGSM and evergrow on public sets.
 
-Command:   python experiments/compare.py NAME ... [--rows train|test]
-           [--networks ...] [--methods ...] [--jobs 2] [--out FILE]
-Table:     python experiments/compare.py --table
-Data:      python experiments/compare_data.py; python experiments/data.py
-           cub200_efficientnet_lite0 clinc150_minilm
+Command:   python experiments/compare.py NAME ... [--networks frozen tuned full auto]
+           [--rows test train] [--methods ...] [--jobs 2] [--out FILE]
+Table:     python experiments/compare_table.py
+Data:      python experiments/compare_data.py; for files of features python
+           experiments/data.py cub200_efficientnet_lite0 clinc150_minilm, and --data data
 Results:   compare.jsonl beside this file, one line per measurement
 
 NAME is a folder of compare_data.py or a feature file of data.py. Logistic regression,
@@ -210,7 +210,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--data", type=Path, default=Path("data/compare"))
     parser.add_argument(
         "--rows", nargs="+", choices=("train", "test"), default=["test"]
     )
@@ -219,7 +219,7 @@ def parse() -> argparse.Namespace:
         "--networks",
         nargs="+",
         choices=("frozen", "full", "auto", "tuned"),
-        default=["frozen", "full", "auto", "tuned"],
+        default=["frozen", "tuned"],
         help="frozen, adapted in one of two ways, or fine-tuned on all classes",
     )
     parser.add_argument("--orders", nargs="+", type=int, default=list(ORDERS))

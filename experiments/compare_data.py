@@ -1,10 +1,11 @@
 """Make the image sets of the comparison from public GitHub repositories.
 
-Command:   python experiments/compare_data.py [NAME ...] [--to data]
+Command:   python experiments/compare_data.py [NAME ...] [--to data/compare]
            without a NAME all sets are made
-Result:    data/NAME/{train,test}/CLASS/*.webp, and a line of counts per set
+Result:    data/compare/NAME/{train,test}/CLASS/*.webp, and a line of counts per set
 
-Needs git. A repository is cloned once, without its history, into data/repositories.
+Needs git. A repository is cloned once, without its history, into
+data/compare/repositories.
 Images are cut to their central square and stored at 330 pixels or less (WebP, quality
 70), which is what the comparison measures on. A split that a set publishes is kept.
 Other sets are split by a seeded draw per class. A class keeps at most the number of
@@ -252,7 +253,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--to", type=Path, default=Path("data"))
+    parser.add_argument("--to", type=Path, default=Path("data/compare"))
     given = parser.parse_args()
     for name in set(given.names) - set(SETS):
         parser.error(f"no set {name!r}; there are {', '.join(SETS)}")
