@@ -12,8 +12,10 @@ MODULES = (
     "tools",
     "sort",
     "share",
+    "demo",
     "data",
     "features",
+    "backbones",
     "receipts",
 )
 """Modules that define commands, in the order of ``evergrow --help``."""
