@@ -328,8 +328,8 @@ def unlearn_command(
         learner.unlearn(samples, for_good=for_good)
         paper.sign(learner)
     paper.write()
-    removed = model_files.classes_note(change.record.classes, "whole")
-    lines = [f"unlearned {plural(change.record.samples, 'sample')}{removed}"]
+    classes = model_files.classes_note(change.record.classes, "whole")
+    lines = [f"unlearned {plural(change.record.samples, 'sample')}{classes}"]
     if change.record.influenced_scores:
         scores = plural(change.record.influenced_scores, "calibration score")
         lines.append(
