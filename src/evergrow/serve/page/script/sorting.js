@@ -110,9 +110,10 @@ export function byUrgency(one, other) {
 
 // -- in words --------------------------------------------------------------------------------------------------------
 
-/** Return the state of a correction. */
-function stateOf({ taught, sample }) {
-  if (!taught) return "Corrected";
+/** Return the state of an image that the user moved. */
+function stateOf({ taught, sample, done, unknown, label, moved }) {
+  const isConfirmed = done && moved === (unknown ? UNKNOWN : groupOfClass(label));
+  if (!taught) return isConfirmed ? "Confirmed" : "Corrected";
   if (!sample?.waiting) return "Taught";
   return sample.waiting.error ? "Not taught" : "Waiting";
 }

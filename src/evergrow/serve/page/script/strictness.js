@@ -131,6 +131,11 @@ export async function costOf(model, limits, predictions = []) {
   return { ...cost, scale };
 }
 
+/** Return the beginning of a sentence about a fraction of known images. */
+const shareOfKnown = (fraction) => (
+  fraction < 0.005 ? "Fewer than 1 in 100" : `About ${Math.round(100 * fraction)} of 100`
+);
+
 /** Return a fraction of strangers in words. */
 function shareOfStrangers(fraction) {
   if (fraction < 0.01) return "fewer than 1 in 100 strangers";
@@ -144,7 +149,7 @@ export function costInWords({ known_not_filed: notFiled, unknown_filed: filed })
   if (notFiled === null) {
     return "The model cannot recognise strangers yet. Teach two or more images of a class at once.";
   }
-  const known = `About ${Math.round(100 * notFiled)} of 100 known images will land in Unsure or Unknown`;
+  const known = `${shareOfKnown(notFiled)} known images will land in Unsure or Unknown`;
   if (filed === null) {
     return `${known}. How many strangers may still be filed is not known yet: it takes at least four classes with `
       + "several images each.";
@@ -158,7 +163,7 @@ export function noticedInWords({ known_not_filed: notFiled, unknown_filed: filed
     return ["It cannot tell yet what it was never taught. Teach two or more examples of a class at once."];
   }
   const where = kind === "images" ? " with the strictness that is set under Sort" : "";
-  const known = `About ${Math.round(100 * notFiled)} of 100 examples of known classes are doubted as well.`;
+  const known = `${shareOfKnown(notFiled)} examples of known classes are doubted as well.`;
   if (filed === null) {
     return [`How many unknown things would be noticed${where} is not known yet: it takes at least four classes with `
       + "several examples each.", known];
