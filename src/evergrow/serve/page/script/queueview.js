@@ -230,6 +230,7 @@ export class QueueView {
     if (isUnknown(answer)) return `Unknown. Looks most like ${nearestOf(answer)}.`;
     const rival = rivalOf(answer, answer.measure);
     if (rival) return `Either ${first.class} or ${rival}.`;
+    if (answer.unsure) return `Unsure. Perhaps ${first.class}.`;
     if (answer.measure !== "probability") return `The model says ${first.class}.`;
     const rough = caution(this.model.kind, this.model.classes) ? ", roughly: it has few examples" : "";
     return `The model says ${first.class}, ${Math.round(100 * first.value)} % sure${rough}.`;

@@ -99,7 +99,7 @@ function slider(id, min, max, onInput) {
 }
 
 function sliderRow(words, { input, output }) {
-  return make("div.slider", {}, make("label", { htmlFor: input.id }, words), input, output);
+  return make("div.slider", {}, make("label", { htmlFor: input.id }, words), output, input);
 }
 
 function showValue({ input, output }, value, words) {

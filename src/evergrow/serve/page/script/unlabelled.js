@@ -111,11 +111,11 @@ class GroupForm {
 
   /** Return the image of a sample as a button that leaves the sample out, or takes it in again. */
   picker(index, place) {
-    const words = `Leave out number ${place} of group ${this.number}`;
+    const words = `Leave out number ${place} of group ${this.number}: `;
     const isOut = () => String(this.leftOut.has(index));
     const button = make("button.picker", {
-      type: "button", title: "Leave it out, or take it in again", aria: { label: words, pressed: isOut() },
-    }, this.things[index].look());
+      type: "button", title: "Leave it out, or take it in again", aria: { pressed: isOut() },
+    }, make("span.unseen", {}, words), this.things[index].look());
     button.addEventListener("click", () => {
       if (!this.leftOut.delete(index)) this.leftOut.add(index);
       button.setAttribute("aria-pressed", isOut());
