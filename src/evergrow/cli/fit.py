@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
+    from evergrow.features import BackboneSpec
 
 
 @command("fit", panel="Learn")
@@ -70,8 +71,8 @@ def fit_command(
     model
         Model file to write, such as birds.evg.
     backbone
-        Name of the backbone, such as tf_efficientnet_lite0; auto takes the best one
-        with weights on this machine.
+        Name of the backbone; evergrow backbones lists them. auto takes the best one
+        with weights on this machine; a name downloads weights that are not here.
     method
         Name of the classifier; evergrow lab methods lists all.
     adapt
@@ -196,15 +197,31 @@ def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
     return samples.take(train_rows), samples.take(test_rows)
 
 
+def _download_hint(spec: BackboneSpec) -> list[str]:
+    """Return a line on a network to download, if the chosen one is weaker."""
+    from evergrow.features.weights import suggest_download
+
+    entry = suggest_download(spec)
+    if entry is None:
+        return []
+    return [
+        f"--backbone {entry.name} downloads {entry.megabytes} MB and is usually more "
+        "accurate"
+    ]
+
+
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     """Return the answer of ``fit``. `more` are further arguments of its answer."""
-    info = change.learner.state_.describe()
+    state = change.learner.state_
+    info = state.describe()
     spec = info["backbone"] or {}
     adaptation = info["adaptation"]
     lines = [model_files.learned_line(change)]
     if spec:
         reason = ", the strongest whose weights are here" if spec.get("reason") else ""
         lines.append(f"backbone: {spec['name']}{reason}")
+    if state.spec is not None and spec.get("reason"):
+        lines += _download_hint(state.spec)
     recipe = model_files.recipe_note(spec)
     if recipe:
         lines.append(f"features: {recipe}")

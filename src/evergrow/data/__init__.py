@@ -6,7 +6,7 @@ makes it known.
 
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.data import folders, parquet, tables, webdataset  # noqa: F401
-from evergrow.data.arrays import FeatureSet, save_features
+from evergrow.data.arrays import save_features
 from evergrow.data.inputs import read, search_path
 from evergrow.data.items import Dataset, Samples
 from evergrow.data.load import DataReport, inspect_data, load_data, load_features
@@ -18,7 +18,6 @@ __all__ = [
     "DataReport",
     "Dataset",
     "DatasetNotFoundError",
-    "FeatureSet",
     "Samples",
     "Shard",
     "Source",

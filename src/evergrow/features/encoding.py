@@ -54,9 +54,8 @@ from evergrow.core.record import UNWRITTEN, Spec, record, require, to_values
 from evergrow.core.seeding import generator
 from evergrow.core.threads import limit_threads
 from evergrow.core.validation import check_choice, check_integer, with_changes
-from evergrow.data.arrays import FeatureSet
 from evergrow.data.feature_blocks import join_blocks
-from evergrow.data.items import Dataset, Items
+from evergrow.data.items import Dataset, Items, Samples
 from evergrow.features.backbone import (
     Backbone,
     BackboneSpec,
@@ -363,7 +362,7 @@ def featurize(
     *,
     config: EncodeConfig | None = None,
     **settings: Any,
-) -> FeatureSet:
+) -> Dataset:
     """Compute the features of a dataset. Later calls read them from the cache.
 
     Parameters
@@ -379,7 +378,7 @@ def featurize(
 
     Returns
     -------
-    FeatureSet
+    Dataset
         Features and labels. Blocks of a recipe are concatenated without scaling. Items
         that could not be read are left out if ``on_error`` is ``"skip"``.
 
@@ -402,37 +401,31 @@ def featurize(
     >>> featurize(data, backbone, cache=False).X_train.shape
     (6, 96)
     """
-    encoded = [
-        encode(backbone, part.raw_items(), config=config, join=False, **settings)
-        for part in (data.train, data.test)
-        if part is not None
-    ]
-    train = encoded[0]
-    y_train = data.y_train[train.rows]
-    X_test = train.X[:0]
-    y_test = data.y_test[:0]
-    if len(encoded) > 1:
-        X_test = encoded[1].X
-        y_test = data.y_test[encoded[1].rows]
-    lost = np.setdiff1d(data.y_train, y_train)
-    if len(lost):
-        names = ", ".join(data.class_names[label] for label in lost[:_NAMED_CLASSES])
+    recipe = backbone.spec.recipe
+
+    def encoded(part: Samples) -> Samples:
+        found = encode(
+            backbone, part.raw_items(), config=config, join=False, **settings
+        )
+        return Samples(
+            "features",
+            features=found.X,
+            labels=part.required_labels()[found.rows],
+            backbone=backbone_entry(backbone.spec),
+            widths=() if recipe is None else recipe.widths,
+            joined=False,
+        )
+
+    train = encoded(data.train)
+    kept = set(train.required_labels().tolist())
+    lost = [name for name in data.class_names if name not in kept]
+    if lost:
         raise InputError(
             "every class must keep a training sample, got none that can be read for "
-            f"{names}"
+            f"{', '.join(lost[:_NAMED_CLASSES])}"
         )
-    recipe = backbone.spec.recipe
-    return FeatureSet(
-        data.name,
-        train.X,
-        y_train,
-        X_test,
-        y_test,
-        data.class_names,
-        backbone_entry(backbone.spec),
-        has_test=data.has_test,
-        widths=() if recipe is None else recipe.widths,
-    )
+    test = None if data.test is None else encoded(data.test)
+    return replace(data, train=train, test=test)
 
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
