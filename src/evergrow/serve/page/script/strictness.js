@@ -154,7 +154,7 @@ export function costInWords({ known_not_filed: notFiled, unknown_filed: filed })
     return `${known}. How many strangers may still be filed is not known yet: it takes at least four classes with `
       + "several images each.";
   }
-  return `${known}; ${shareOfStrangers(filed)} may still be filed.`;
+  return `${known}; ${shareOfStrangers(filed)} (images of things you never taught) may still be filed.`;
 }
 
 /** Return sentences about how many unknown things are noticed. */
@@ -180,8 +180,8 @@ export function estimateInWords({ estimate, scale }, n) {
   const [low, high] = estimate.filed_interval.map((value) => Math.min(n, Math.round(scale * value)));
   const filed = Math.min(n, Math.round(scale * estimate.filed));
   const range = low === high ? "" : ` (probably ${low} to ${high})`;
-  return `Of ${n === 1 ? "the one filed image" : `the ${n.toLocaleString("en")} filed images`}, about ${filed}${range} `
-    + "may show something you never taught.";
+  const images = n === 1 ? "the one filed image" : `the ${n.toLocaleString("en")} filed images`;
+  return `Of ${images}, about ${filed}${range} may be strangers.`;
 }
 
 /** Says what the limits of Sort cost, and how many filed images may be strangers. */
