@@ -123,7 +123,7 @@ const percentOf = ({ value }) => (value === null ? "" : `${Math.floor(100 * valu
 
 /** Return what the model had said about a corrected image. */
 function formerAnswer(item) {
-  if (!item.done) return "";
+  if (!item.done || !item.label) return "";
   return item.unknown ? "The model said: unknown" : `The model said: ${item.label} ${percentOf(item)}`.trim();
 }
 

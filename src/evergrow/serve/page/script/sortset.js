@@ -326,6 +326,7 @@ export class SortSet extends EventTarget {
       if (sample) followSample(item, present.has(sample) || sample.isCopy ? labelOf(sample) : null);
       else if (item.moved && classOfGroup(item.moved)) item.moved = groupOfClass(rename(classOfGroup(item.moved)));
       item.event = event;
+      if (item.moved && !known.has(item.label)) item.label = ""; // the page does not name classes that are gone
       if (before !== `${item.label}\n${item.moved}\n${item.taught}`) touched.push(item);
       if (item.done && !item.moved && !item.error && !known.has(item.label)) outdated.push(item);
     }
