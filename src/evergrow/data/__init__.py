@@ -5,7 +5,13 @@ makes it known.
 """
 
 from evergrow.core.errors import DatasetNotFoundError
-from evergrow.data import folders, parquet, tables, webdataset  # noqa: F401
+from evergrow.data import (  # noqa: F401
+    folders,
+    parquet,
+    sorted_folders,
+    tables,
+    webdataset,
+)
 from evergrow.data.arrays import save_features
 from evergrow.data.inputs import read, search_path
 from evergrow.data.items import Dataset, Samples

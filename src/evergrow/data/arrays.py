@@ -58,7 +58,7 @@ If there is no test part, all rows are the test part, too.
 STAMP = "evergrow"
 """Name of the array with kind, version and writer in files written by evergrow."""
 
-_TEXTS = ("classes", "backbone", STAMP)
+_DESCRIPTIONS = ("classes", "blocks", "backbone", STAMP)
 # numpy.lib.format has no type annotations in some of the supported versions.
 _FORMAT: Any = np.lib.format
 _READ_BYTES = 8192
@@ -178,8 +178,8 @@ class FileMetadata(NamedTuple):
 class ArrayFile:
     """Arrays and texts of an NPZ file. Opening it reads only headers and texts.
 
-    Its attributes are ``arrays`` and ``texts`` by name, ``class_names``, and
-    ``others``, the names of arrays that evergrow does not use.
+    Its attributes are ``arrays`` and ``texts`` by name, ``class_names``, ``blocks``,
+    the widths in its array of that name, and ``others``, the names of unused arrays.
 
     Parameters
     ----------
@@ -203,6 +203,7 @@ class ArrayFile:
         self.texts: dict[str, str] = {}
         self.others: list[str] = []
         self.class_names: tuple[str, ...] = ()
+        self.blocks: tuple[int, ...] = ()
         with wrap_format_errors(self.title, "NPZ file of plain arrays"):
             self._index()
 
@@ -246,8 +247,9 @@ class ArrayFile:
             stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
         backbone_json = self.texts.get("backbone", "{}")
         backbone = parse_json(backbone_json, f"{self.title}: backbone")
+        widths = stamp.widths or self.blocks
         try:
-            check_widths("widths", stamp.widths, width)
+            check_widths("blocks", widths, width)
             if not isinstance(backbone, dict):
                 raise InputError(
                     f"backbone must be an object, got {type(backbone).__name__}"
@@ -256,12 +258,12 @@ class ArrayFile:
             raise FileFormatError(
                 f"{self.title}: the metadata must match the features: {error}"
             ) from error
-        return FileMetadata(backbone, stamp.widths, dict(stamp.extra.values))
+        return FileMetadata(backbone, widths, dict(stamp.extra.values))
 
     def _index(self) -> None:
         """Fill the attributes: find the arrays in the file, and read the texts."""
         pairs = [pair for pairs in _KEYS.values() for pair in pairs]
-        known = {name for pair in pairs for name in pair} | set(_TEXTS)
+        known = {name for pair in pairs for name in pair} | set(_DESCRIPTIONS)
         with (
             self._tree.open(self._name, _READ_BYTES) as file,
             open_zip(file, self.title, _MAX_ARRAYS) as archive,
@@ -275,7 +277,7 @@ class ArrayFile:
                     self.others.append(key)
             self._check_entries(entries.values())
             for key, info in entries.items():
-                if key in _TEXTS:
+                if key in _DESCRIPTIONS:
                     self._read_text(archive, key, info)
                 else:
                     self.arrays[key] = self._locate(archive, key, info)
@@ -295,14 +297,18 @@ class ArrayFile:
     def _read_text(
         self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
     ) -> None:
-        """Read an array of texts into ``class_names`` or ``texts``."""
+        """Read a small array into ``class_names``, ``blocks`` or ``texts``."""
         with archive.open(info) as entry:
-            _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
+            read_npy_header(cast(BinaryIO, entry), info.filename, info.file_size)
         with archive.open(info) as entry:
             array = _FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False)
         value = np.asarray(array)
         if key == "classes":
             self.class_names = tuple(str(name) for name in value.reshape(-1))
+        elif key == "blocks":
+            if value.dtype.kind not in "iu":
+                raise ValueError(f"blocks must be whole numbers, got {value.dtype}")
+            self.blocks = tuple(value.reshape(-1).tolist())
         else:
             self.texts[key] = str(value)
 
@@ -311,7 +317,9 @@ class ArrayFile:
     ) -> StoredArray:
         """Return type, shape and position of an array, from its headers only."""
         with archive.open(info) as entry:
-            header = _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
+            header = read_npy_header(
+                cast(BinaryIO, entry), info.filename, info.file_size
+            )
         by_columns = header.is_fortran and len(header.shape) > 1
         if info.compress_type != zipfile.ZIP_STORED or by_columns:
             return StoredArray(header.shape, header.dtype, -1)
@@ -326,7 +334,7 @@ class ArrayFile:
         return StoredArray(header.shape, header.dtype, offset)
 
 
-class _Header(NamedTuple):
+class NpyHeader(NamedTuple):
     """Header of an NPY file: shape, order and type of the array, and its own length."""
 
     shape: tuple[int, ...]
@@ -335,7 +343,7 @@ class _Header(NamedTuple):
     length: int
 
 
-def _read_header(file: BinaryIO, name: str, size: int) -> _Header:
+def read_npy_header(file: BinaryIO, name: str, size: int) -> NpyHeader:
     """Read the header of an NPY file of ``size`` bytes.
 
     Raises
@@ -356,11 +364,12 @@ def _read_header(file: BinaryIO, name: str, size: int) -> _Header:
         ) from error
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"{name} must hold plain values, got {dtype}")
-    if math.prod(shape) * dtype.itemsize != size - file.tell():
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or n_bytes != size - file.tell():
         raise ValueError(
             f"{name} must hold {shape} values of {dtype}, got another number of bytes"
         )
-    return _Header(shape, is_fortran, dtype, file.tell())
+    return NpyHeader(shape, is_fortran, dtype, file.tell())
 
 
 @lru_cache(maxsize=4)
@@ -398,7 +407,7 @@ def read_npy(path: Path) -> NDArray[Any]:
         wrap_format_errors(str(path), "NPY file of plain values"),
         open(path, "rb") as file,
     ):
-        _read_header(file, path.name, os.fstat(file.fileno()).st_size)
+        read_npy_header(file, path.name, os.fstat(file.fileno()).st_size)
         file.seek(0)
         return np.asarray(_FORMAT.read_array(file, allow_pickle=False))
 

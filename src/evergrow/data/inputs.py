@@ -34,12 +34,12 @@ from evergrow.core.errors import (
 )
 from evergrow.core.files import StrPath
 from evergrow.core.validation import as_weights, is_instance_of, with_changes
-from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.arrays import read_npy
 from evergrow.data.feature_blocks import as_features
 from evergrow.data.folders import is_hidden, test_file_of, unwrapped
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.readers import (
+    ARCHIVE_SUFFIXES,
     DEFAULTS,
     DataOptions,
     file_suffixes,
@@ -338,9 +338,12 @@ def _from_features(array: NDArray[Any]) -> Samples:
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
+        hint = ""
+        if array.ndim in (3, 4) and array.dtype.kind in "fiu":
+            hint = "; images must be uint8, from 0 to 255"
         raise InputError(
             "features must be numbers of shape (n, d), "
-            f"got {array.dtype} of shape {array.shape}"
+            f"got {array.dtype} of shape {array.shape}{hint}"
         )
     return Samples("features", features=as_features(array, "features"))
 

@@ -453,9 +453,12 @@ def unread_format(name: str) -> tuple[str, str] | None:
     """
     extra = plugin_of(name)
     if extra is not None and not has_plugin(extra):
-        return _PLUGINS[extra].title, f"pip install 'evergrow[{extra}]' reads them"
+        return (
+            f"{_PLUGINS[extra].title} images",
+            f"pip install 'evergrow[{extra}]' reads them",
+        )
     if name.lower().endswith(_UNSUPPORTED):
-        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG"
+        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD images", "save them as JPEG or PNG"
     return None
 
 
@@ -633,6 +636,8 @@ class Dataset:
         Path or address of the data, and the reader that read them.
     notes, cautions : tuple of str
         Remarks for the user, and probable mistakes in the data.
+    doubts : tuple of str
+        Cautions that the classes are probably not the right folders.
     origin : str
         Fingerprint of the images or texts that features were computed from, if known.
     unknown : mapping
@@ -660,6 +665,7 @@ class Dataset:
     layout: str = ""
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     origin: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -691,7 +697,7 @@ class Dataset:
         widths : sequence of int
             Columns of each block of features; empty for a single block.
         **about
-            Fields of the data set: name, source, layout, notes and cautions.
+            Fields of the data set: name, source, layout, notes, cautions and doubts.
 
         Raises
         ------

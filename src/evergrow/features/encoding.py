@@ -96,7 +96,8 @@ _CPU_BATCHES = 4  # that run at once; each needs memory for its activations
 _GPU_BATCHES_AHEAD = 3  # batches in the queue of a GPU
 _CPU_BATCH_SIZE = 32
 _GPU_BATCH_SIZE = 128
-_NAMED_FAILURES = 5  # images that a warning names
+_NAMED_FAILURES = 5  # images that a warning or an error names
+_MAX_DECODED = 10_000  # images that are decoded to name the unreadable ones
 _NAMED_CLASSES = 5  # classes that an error names
 _JOINING_THREADS = 4
 _JOINED_ROWS = 256  # rows that a thread turns into feature vectors at a time
@@ -518,7 +519,7 @@ class _Encoding:
                     cached = entry.load(rows, self.components)
                 is_complete = stored.get(rows) == wanted
                 if is_complete and cached is not None:
-                    self._check_failures(cached.failures)
+                    self._check_failures(cached.failures, rows.stop)
                     self._show_progress(len(rows))
                     yield cached
                     continue
@@ -606,12 +607,25 @@ class _Encoding:
         entry.begin(CacheInfo.of(self.items, self.backbone.spec))
         return {rows: wanted & set(head.names) for rows, head in heads.items()}
 
-    def _check_failures(self, failures: Sequence[Failure]) -> None:
-        """Raise :class:`ImageError` for the first failure if none may be left out."""
-        if failures and self.config.on_error == "raise":
-            raise ImageError(
-                f"{failures[0].reason}; on_error='skip' leaves such images out"
+    def _check_failures(self, failures: Sequence[Failure], n_read: int) -> None:
+        """Raise :class:`ImageError` for failures if none may be left out.
+
+        The images after the first `n_read` are only decoded then, so that the message
+        names all unreadable images.
+        """
+        if not failures or self.config.on_error != "raise":
+            return
+        reader = ImageReader(self.items, _unchanged)
+        every = list(failures)
+        for row in range(n_read, min(self.n_items, n_read + _MAX_DECODED)):
+            every += reader.read([row])[2]
+        reason = every[0].reason
+        if len(every) > 1:
+            reason = (
+                f"{len(every)} images cannot be read: {_failed_names(every)}; "
+                f"the first because {reason}"
             )
+        raise ImageError(f"{reason}; on_error='skip' leaves such images out")
 
     def _show_progress(self, n_items: int) -> None:
         if self.tick is None:
@@ -671,7 +685,9 @@ class _Encoding:
         features = np.empty((len(rows), recipe.n_features), dtype=np.float32)
         failures: list[Failure] = []
         for loaded, values in encoded:
-            self._check_failures(loaded.failures)
+            if loaded.failures:
+                last = max([*loaded.rows, *(item.row for item in loaded.failures)])
+                self._check_failures(loaded.failures, int(last) + 1)
             self._show_progress(len(loaded.rows) + len(loaded.failures))
             features[loaded.rows - rows.start] = values
             failures += loaded.failures
@@ -836,10 +852,7 @@ def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
     """Warn about failures, or raise :class:`ImageError` if every item failed."""
     if not failures:
         return
-    names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
-    if len(failures) > _NAMED_FAILURES:
-        names += f" and {len(failures) - _NAMED_FAILURES} more"
-    details = f"{names}; the first because {failures[0].reason}"
+    details = f"{_failed_names(failures)}; the first because {failures[0].reason}"
     if len(failures) == n_items:
         raise ImageError(f"None of the {n_items} images can be read: {details}")
     warnings.warn(
@@ -848,6 +861,14 @@ def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
         DataWarning,
         stacklevel=3,
     )
+
+
+def _failed_names(failures: Sequence[Failure]) -> str:
+    """Return the names of the first failures, and the number of the others."""
+    names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
+    if len(failures) > _NAMED_FAILURES:
+        return f"{names} and {len(failures) - _NAMED_FAILURES} more"
+    return names
 
 
 def _warn_unused(error: Exception) -> None:

@@ -538,10 +538,10 @@ def read_weights(path: StrPath) -> Tensors:
     path = Path(path)
     if path.suffix not in WEIGHT_SUFFIXES:
         raise WeightsError(
-            f"weights file must end in {', '.join(WEIGHT_SUFFIXES)}, got {path}"
+            f"weights must be a file ending in {', '.join(WEIGHT_SUFFIXES)}, got {path}"
         )
     if not path.is_file():
-        raise WeightsError(f"weights file must exist, got {path}")
+        raise WeightsError(f"weights must be an existing file, got {path}")
     content = _unwrap(_read_file(path))
     tensors: Tensors = {}
     if isinstance(content, Mapping):

@@ -35,7 +35,7 @@ from evergrow.data import (
     source_from,
 )
 from evergrow.data.feature_blocks import join_blocks
-from evergrow.data.inputs import read_items
+from evergrow.data.inputs import read_items, read_labelled
 from evergrow.data.items import Images
 from evergrow.data.load import load_data
 
@@ -364,6 +364,7 @@ def write_entries(
     [
         (entry("(1000000000000, 4)", "<f8"), "another number of bytes"),
         (entry("(-6, 4)", "<f8", bytes(8)), "another number of bytes"),
+        (entry("(-6, -4)", "<f8", bytes(192)), "another number of bytes"),
         (entry("(6, 4)", "<f8", b"x" * 191), "another number of bytes"),
         (entry("(6, 4)", "|O", b"x" * 400), "must hold plain values"),
         (entry("6, 4", "<f8"), "must "),
@@ -458,3 +459,25 @@ def test_a_file_that_changed_since_the_shards_were_made_is_refused(
         FileFormatError, match="must hold 9 rows of X, as when the shards were made"
     ):
         source_from(source.describe()).read(last)
+
+
+def test_a_file_states_its_blocks_by_an_array(tmp_path: Path) -> None:
+    X = np.array([[3.0, 4.0, 5.0, -12.0], [0.0, -1.0, 1.0, 0.0]])
+    np.savez(tmp_path / "a.npz", X=X, y=["a", "b"], blocks=[2, 2])
+    train = read_labelled(tmp_path / "a.npz", "train")
+    assert train.widths == (2, 2)
+    lengths = np.linalg.norm(train.features.reshape(2, 2, 2), axis=2)
+    np.testing.assert_allclose(lengths, np.sqrt(0.5))
+    assert read_items(tmp_path / "a.npz").widths == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [([2, 3], "must add up to the 4 columns"), ([2.0, 2.0], "must be whole numbers")],
+)
+def test_blocks_that_do_not_fit_are_refused(
+    tmp_path: Path, blocks: list, message: str
+) -> None:
+    np.savez(tmp_path / "a.npz", X=np.eye(4), y=list("abcd"), blocks=blocks)
+    with pytest.raises(FileFormatError, match=message):
+        read_labelled(tmp_path / "a.npz", "train")
