@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.export.onnx_backbone import PURPOSE, ExportError
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
-from evergrow.head.linalg.class_shapes import LIKELIEST, ShapeScores
+from evergrow.head.linalg.shape_scores import LIKELIEST, ShapeScores
 from evergrow.head.ridge_model import LayerMap
 
 PREFIX = "evergrow"
@@ -48,7 +48,7 @@ class GraphBuilder:
     @property
     def onnx(self) -> Any:
         """The onnx package."""
-        return require("onnx", extra="onnx", purpose=PURPOSE)
+        return import_extra("onnx", extra="onnx", purpose=PURPOSE)
 
     @property
     def is_double(self) -> bool:

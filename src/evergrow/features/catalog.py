@@ -33,14 +33,22 @@ from evergrow.features.backbone import (
     FeatureBlock,
     check_recipe,
 )
-from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
+from evergrow.features.image_backbone import (
+    ImageBackbone,
+    check_stored_widths,
+    read_blocks,
+)
 from evergrow.features.joined_backbone import (
-    SEPARATOR,
     JoinedBackbone,
     check_same_kind,
     split_names,
 )
-from evergrow.features.networks import CATALOG, SENTENCE_PREFIX, catalog_entry
+from evergrow.features.networks import (
+    CATALOG,
+    SENTENCE_PREFIX,
+    SEPARATOR,
+    catalog_entry,
+)
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.weights import (
     FILE_NAMES,
@@ -441,7 +449,7 @@ def backbone_from_spec(
         )
     if backbone.spec.blocks != spec.blocks:
         backbone = backbone.with_recipe(spec.blocks)
-    check_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
+    check_stored_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
     backbone.spec = spec
     return backbone
 

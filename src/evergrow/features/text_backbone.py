@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.files import StrPath
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_integer, resolve_device
 from evergrow.features.backbone import (
     FINAL,
@@ -142,7 +142,7 @@ def load_text_backbone(
             f"options of a text backbone must be among {sorted(_OPTIONS)}, got "
             f"{sorted(unknown)}"
         )
-    require("sentence_transformers", extra="text", purpose="encoding texts")
+    import_extra("sentence_transformers", extra="text", purpose="encoding texts")
     bare_name = name.removeprefix(SENTENCE_PREFIX)
     repository = bare_name
     for entry in CATALOG:
@@ -222,7 +222,7 @@ def _load_encoder(
         name,
         "text",
         repository,
-        (*FILE_NAMES, "modules.json", "config.json"),
+        (*FILE_NAMES, "model.safetensors.index.json"),
     )
     if weights is None and Path(repository).is_dir():
         weights = repository
@@ -231,7 +231,7 @@ def _load_encoder(
         raise ParameterError(
             f"weights of a text backbone must be trained ones, got {weights!r}"
         )
-    if isinstance(place, Path) and not place.is_dir():
+    if not place.is_dir():
         raise WeightsError(
             "weights of a text backbone must be a folder with the encoder's files, "
             f"got {place}"
@@ -244,18 +244,11 @@ def _load_encoder(
             encoder = SentenceTransformer(
                 str(place), device="cpu", local_files_only=True
             )
-            return encoder, source
         except Exception as error:  # the library raises many types
-            if isinstance(place, Path):
-                raise WeightsError(
-                    f"folder must hold a sentence encoder, got {place}: {error}"
-                ) from error
-        try:
-            return SentenceTransformer(str(place), device="cpu"), source
-        except Exception as error:
             raise WeightsError(
-                f"The download of {place} failed ({type(error).__name__}: {error})"
+                f"folder must hold a sentence encoder, got {place}: {error}"
             ) from error
+    return encoder, source
 
 
 @contextlib.contextmanager

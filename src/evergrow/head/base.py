@@ -51,7 +51,7 @@ from evergrow.head.label_set import (
     NamedClasses,
     SavedHead,
     StoredLabels,
-    as_labels,
+    as_label_array,
 )
 from evergrow.head.ridge_model import RidgeModel
 
@@ -365,7 +365,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             If there are weights and the head does not support them.
         """
         Z = self._features(X, device, reset=reset)
-        labels = as_labels(y, len(Z))
+        labels = as_label_array(y, len(Z))
         weights = as_weights(sample_weight, len(Z))
         if weights is None:
             return Z, labels, None

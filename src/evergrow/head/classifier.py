@@ -29,7 +29,7 @@ from evergrow.head.block_weights import first_blocks
 from evergrow.head.label_set import (
     ClassChange,
     LabelUpdate,
-    as_labels,
+    as_label_array,
     known_codes,
     old_columns,
     require_same_type,
@@ -683,7 +683,7 @@ class Classifier(IncrementalClassifier):
         """Return features, class codes, folds and weights of learned rows."""
         self._require_fitted()
         Z = self._features(X, self.device_)
-        codes = known_codes(self.classes_, as_labels(y, len(Z))).to(Z.device)
+        codes = known_codes(self.classes_, as_label_array(y, len(Z))).to(Z.device)
         weights = None
         given = as_weights(sample_weight, len(Z))
         if given is not None:
@@ -959,7 +959,7 @@ class Classifier(IncrementalClassifier):
         names = [labels] if isinstance(labels, str) else list(labels)
         if not names:
             raise LabelError("labels must name at least one class, got none")
-        codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
+        codes = known_codes(self.classes_, as_label_array(names, len(names))).tolist()
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         self._keep(self._state.model, kept)
         return self

@@ -28,7 +28,7 @@ from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.learning import LabelledRows, join_blocks, require_known
+from evergrow.learner.learning import LabelledRows, join_rows, require_known
 from evergrow.learner.snapshot import (
     Change,
     Erased,
@@ -401,7 +401,7 @@ def with_unlabelled(
     head = state.head.branch()
     report = PseudoLabelReport()
     threshold = state.calibration.threshold() if state.calibration.n else None
-    for block in join_blocks(blocks):
+    for block in join_rows(blocks):
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
         raise InputError(

@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError
 from evergrow.core.files import atomic_path
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_integer, check_number
 
 if TYPE_CHECKING:
@@ -383,7 +383,9 @@ class Client:
     ) -> None:
         check_number("timeout", timeout, low=0, low_open=True)
         check_integer("retries", retries, low=0)
-        library: Any = require("httpx", extra="client", purpose="evergrow.serve.client")
+        library: Any = import_extra(
+            "httpx", extra="client", purpose="evergrow.serve.client"
+        )
         headers = {}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
