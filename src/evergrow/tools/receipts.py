@@ -35,7 +35,7 @@ from evergrow.core.errors import (
     UnsupportedError,
 )
 from evergrow.core.files import StrPath, atomic_path
-from evergrow.core.imports import require as require_extra
+from evergrow.core.imports import import_extra
 from evergrow.core.record import (
     Between,
     from_document,
@@ -319,7 +319,7 @@ def read_key(path: StrPath) -> Ed25519PrivateKey:
 
 def _ed25519() -> Any:
     """Return the module of Ed25519 keys, or raise :class:`MissingExtraError`."""
-    return require_extra(
+    return import_extra(
         "cryptography.hazmat.primitives.asymmetric.ed25519",
         extra="receipts",
         purpose=_PURPOSE,
