@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import AdaptedBackbone, CosineHead, Network
+from evergrow.adapt.adapted import AdaptedBackbone
 from evergrow.adapt.loop import TrainLog
+from evergrow.adapt.networks import CosineHead, Network
 from evergrow.core.record import Between
 from evergrow.features import ImageBackbone
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import evergrow.head  # noqa: F401 (fills the registry)
-from evergrow.adapt.fsa import adapt, adaptation_config, shared_copy
+from evergrow.adapt.adapted import shared_copy
+from evergrow.adapt.fsa import adapt, adaptation_config
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.errors import LabelError
