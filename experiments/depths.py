@@ -34,7 +34,7 @@ import numpy as np
 
 from evergrow import Classifier
 from evergrow.core.validation import resolve_device
-from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
+from evergrow.data import Dataset, load_data, save_features, search_path
 from evergrow.data.feature_blocks import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.features.encoding import featurize
@@ -78,31 +78,38 @@ def backbone(device: str) -> Backbone:
     )
 
 
-def part_of(data: FeatureSet, blocks: list[str]) -> FeatureSet:
-    """Return some blocks of a feature set."""
-    recipe = data.backbone["recipe"]
+def part_of(data: Dataset, blocks: list[str]) -> Dataset:
+    """Return some blocks of the features of a data set."""
+    recipe = data.train.backbone["recipe"]
     columns = dict(zip(recipe["blocks"], block_slices(recipe["widths"]), strict=True))
     widths = tuple(columns[name].stop - columns[name].start for name in blocks)
-    X_train, X_test = (
-        np.concatenate([X[:, columns[name]] for name in blocks], axis=1)
-        for X in (data.X_train, data.X_test)
-    )
     about = {
-        **data.backbone,
+        **data.train.backbone,
         "recipe": {"blocks": blocks, "widths": list(widths)},
         "n_features": sum(widths),
     }
-    return replace(data, X_train=X_train, X_test=X_test, widths=widths, backbone=about)
+    train, test = (
+        replace(
+            part,
+            features=np.concatenate(
+                [part.features[:, columns[name]] for name in blocks], axis=1
+            ),
+            widths=widths,
+            backbone=about,
+        )
+        for part in (data.train, data.test)
+    )
+    return replace(data, train=train, test=test)
 
 
-def accuracies(
-    data: FeatureSet, device: str, quick: bool
-) -> tuple[float, float | None]:
+def accuracies(data: Dataset, device: str, quick: bool) -> tuple[float, float | None]:
     """Return the accuracy in folds of the training rows and, unless quick, on the test rows, in percent."""
-    X, X_test = (join_blocks(part, data.widths) for part in (data.X_train, data.X_test))
+    X, X_test = (
+        join_blocks(part, data.train.widths) for part in (data.X_train, data.X_test)
+    )
     fold = np.random.default_rng(0).permutation(len(X)) % FOLDS
     y = data.y_train
-    options = with_blocks(Classifier, data.widths, {**HEAD, "device": device})
+    options = with_blocks(Classifier, data.train.widths, {**HEAD, "device": device})
     inside = []
     for k in range(1 if quick else FOLDS):
         head = Classifier(**options).fit(X[fold != k], y[fold != k])
@@ -160,7 +167,7 @@ def show() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def measured(features: FeatureSet, device: str, quick: bool) -> list[dict[str, Any]]:
+def measured(features: Dataset, device: str, quick: bool) -> list[dict[str, Any]]:
     """Return a row for every set of blocks, and print it as soon as it is there."""
     rows = []
     for kind, pooling, depth, blocks in sets(3 if quick else 6):
@@ -191,7 +198,7 @@ def first_classes(data: Dataset, n: int) -> Dataset:
     )
 
 
-def write_half(features: FeatureSet, path: Path) -> None:
+def write_half(features: Dataset, path: Path) -> None:
     """Write the blocks of the rich recipe in half precision."""
     small = part_of(
         features,
@@ -199,7 +206,8 @@ def write_half(features: FeatureSet, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     halves = {
-        name: getattr(small, name).astype(np.float16) for name in ("X_train", "X_test")
+        name: replace(part, features=part.features.astype(np.float16))
+        for name, part in (("train", small.train), ("test", small.test))
     }
     save_features(path, replace(small, **halves))
 
@@ -272,7 +280,7 @@ def main() -> None:
         show()
         return
     data = load_data("cifar100_32px")
-    if not isinstance(data, Dataset):
+    if data.kind != "image":
         raise SystemExit("cifar100_32px must be images")
     if arguments.classes:
         data = first_classes(data, arguments.classes)

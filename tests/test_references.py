@@ -89,7 +89,7 @@ def test_pages_name_what_exists(checker):
         ("`seeding.generate`", "seeding.generate", ""),
         ("`@HEADS.registr(name)`", "HEADS.registr", ""),
         ("`RawSet`", "RawSet", ""),
-        ("`FeatureSets`", "FeatureSets", "FeatureSet"),
+        ("`DataOption`", "DataOption", "DataOptions"),
         ("`torch.Generators`", "torch.Generators", ""),
         ("`shape_direction`", "shape_direction", ""),
         ("`core/seeds.py`", "core/seeds.py", ""),

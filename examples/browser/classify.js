@@ -20,7 +20,12 @@ export async function openModel(source) {
     throw new Error("the graph must be one that evergrow exported from a model of images: no labels or preprocessing");
   }
   const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
-  return { session, labels: JSON.parse(about["evergrow.labels"]), views: JSON.parse(views) };
+  return {
+    session,
+    labels: JSON.parse(about["evergrow.labels"]),
+    views: JSON.parse(views),
+    thresholds: JSON.parse(about["evergrow.novelty_thresholds"] ?? "[]"),
+  };
 }
 
 function found(answer) {
@@ -28,17 +33,24 @@ function found(answer) {
   return answer;
 }
 
-/** Say what an image file (a Blob) shows: the label, and all labels with their probability or score, likeliest first. */
-export async function classify(model, file) {
+/**
+ * Classify an image file (a Blob): the label, all labels with their probability or score (likeliest first), the novelty,
+ * and whether the image is unknown: more novel than all but a fraction `falseAlarm` of known images.
+ */
+export async function classify(model, file, falseAlarm = 0.05) {
   const [pixels, height, width] = sheet(await decode(file), model.views);
   const answer = await model.session.run({ pixels: new ort.Tensor("uint8", pixels, [1, 3, height, width]) });
   const values = (answer.probabilities ?? answer.scores).data;
   const ranked = model.labels.map((label, column) => ({ label, value: Number(values[column]) }));
   ranked.sort((a, b) => b.value - a.value);
+  const novelty = answer.novelty ? Number(answer.novelty.data[0]) : null;
+  const limit = model.thresholds.find((entry) => entry.false_alarm === falseAlarm);
   return {
     label: model.labels[Number(answer.label_index.data[0])],
     measure: answer.probabilities ? "probability" : "score",
     ranked,
+    novelty,
+    unknown: limit !== undefined && novelty > limit.threshold,
   };
 }
 

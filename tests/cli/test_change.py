@@ -95,8 +95,8 @@ def test_rollback_and_redo_restore_the_bytes(shell, model, later):
         (["unlearn", "m.evg", "later.npz"], "There is no class 'dog'"),
         (["rollback", "m.evg"], "nothing to undo"),
         (["rollback", "m.evg"], "m.evg.history"),
-        (["update", "empty", "later.npz"], "No model 'empty' here"),
-        (["update", "first.npz", "later.npz"], "first.npz is no evergrow file"),
+        (["update", "empty", "later.npz"], "empty is a folder, not a model file"),
+        (["update", "first.npz", "later.npz"], "first.npz is not an evergrow file"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(

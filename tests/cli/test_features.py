@@ -41,7 +41,7 @@ def test_the_file_contains_the_encoded_features(shell: Shell) -> None:
     assert np.allclose(written.X_test, expected(), atol=1e-6)
     assert written.class_names == ("grün", "rot")
     assert (
-        written.backbone["weights_hash"]
+        written.train.backbone["weights_hash"]
         == create_backbone("test_resnet", "random").spec.weights_hash
     )
 
@@ -94,8 +94,8 @@ def test_a_recipe_writes_blocks_that_fit_reads(
 ) -> None:
     assert "(96 + 192 + 48)" in shell.run(*RUN, "rich.npz", "--features", "rich").stdout
     written = load_features("rich.npz")
-    assert written.widths == (96, 192, 48)
-    assert written.backbone["recipe"]["blocks"] == ["final", "mean@-2", "mean@-3"]
+    assert written.train.widths == (96, 192, 48)
+    assert written.train.backbone["recipe"]["blocks"] == ["final", "mean@-2", "mean@-3"]
     assert np.allclose(written.X_test, expected(recipe="rich"), atol=1e-5)
     shell.run("fit", "rich.npz", "-m", "rich.evg", "--units", 20)
     assert shell.json("evaluate", "rich.evg", "rich.npz")["n_known"] == 4

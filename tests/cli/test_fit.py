@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,70 @@ def test_unreadable_images_stop_or_are_skipped(shell, images):
             == 1
         )
     assert [Path(name).name for name in values["left_out"]] == ["9.png"]
+
+
+def test_an_error_names_all_unreadable_images_and_the_flag(shell, images):
+    for name in ("lying", "standing"):
+        Path(images, name, "9.png").write_bytes(b"no image")
+    options = ("--backbone", "test_resnet", "--set", "weights=random")
+    said = shell.error("fit", images, "-m", "p.evg", *options)
+    assert "2 images cannot be read: lying/9.png, standing/9.png" in said
+    assert "--on-error skip leaves such images out" in said
+
+
+def test_an_image_in_two_classes_gives_a_warning(shell, images):
+    shutil.copy2(images / "lying" / "0.png", images / "standing" / "copy.png")
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
+    values = shell.json("fit", images, "-m", "p.evg", *options, code=1)
+    assert values["samples"] == 19
+    (line,) = values["warnings"]
+    assert line.startswith("1 image has two labels, such as lying/0.png and standing")
+    assert "evergrow data images --check" in line
+    values = shell.json("update", "p.evg", images, "--again", code=1)
+    assert "1 image has two labels" in values["warnings"][0]
+
+
+def test_folders_that_are_no_classes_are_refused_unless_accepted(shell, images):
+    images.rename("train")
+    Path("data").mkdir()
+    shutil.copytree("train", "data/train")
+    shutil.copytree("train", "data/more")
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
+    said = shell.run("fit", "data", "-m", "p.evg", *options, code=2).stderr
+    assert "'train' became a class" in said
+    assert "probably not the classes; nothing was learned. --as-is learns them" in said
+    assert not Path("p.evg").exists()
+    values = shell.json("fit", "data", "-m", "p.evg", *options, "--as-is", code=1)
+    assert values["classes"] == ["more", "train"]
+    with unchanged(Path("p.evg")):
+        said = shell.run("update", "p.evg", "data", code=2).stderr
+        assert "--as-is" in said
+        shell.run("fit", "data", "-m", "q.evg", "--engine", "local", code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--units", 10**6], "--units must be an integer"),
+        (["--set", "preset=x"], "--set preset must be one of"),
+        (["--set", "weights=none"], "--set weights must be 'bundled', 'hub'"),
+    ],
+)
+def test_errors_name_flags(shell, images, options, message):
+    assert message in shell.error("fit", images, "-m", "p.evg", *options)
+
+
+def test_errors_about_columns_name_flags(shell):
+    Path("a.csv").write_text("question,label\nhow,a\n")
+    Path("b.csv").write_text("text,class of it\nhow,a\n")
+    Path("c.csv").write_text("text,label\nhow,a\n")
+    for arguments, message in (
+        (["a.csv"], "name another by --set text_column or --set image_column"),
+        (["b.csv"], "name another by --set label_column"),
+        (["c.csv", "--set", "text_column=label"], "besides the samples in 'label'"),
+        (["c.csv", "--set", "label_column=text"], "besides the labels in 'text'"),
+    ):
+        assert message in shell.error("fit", *arguments, "-m", "m.evg")
 
 
 TUNED = ("--backbone", "test_vit", "--set", "weights=random", "--units", 50)

@@ -44,6 +44,11 @@ def test_help_lists_exit_codes(name: str) -> None:
         assert " 3 " in output.partition("Exit codes")[2]  # busy
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_help_shows_no_value_for_flags(name: str) -> None:
+    assert "<bool>" not in evergrow(*name.split(), "--help").stdout
+
+
 def test_shell_completion_offers_the_commands() -> None:
     environment = {
         "_EVERGROW_COMPLETE": "complete_bash",

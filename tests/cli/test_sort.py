@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,7 @@ def test_sort_agrees_with_predict(shell: Shell, image_model: Path, inbox: Path) 
         (["p.evg", "--undo", "out/sorted.csv"], "--undo takes only the table"),
         (["--undo", "out/sorted.csv"], "No table 'out/sorted.csv' here"),
         (["--undo", "p.evg"], "is no table of a sort"),
+        (["p.evg", "inbox", "--into", "out", "--watch"], "--watch needs --move"),
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(
@@ -152,3 +156,52 @@ def test_a_damaged_table_stops_the_sort_with_one_line(
         assert "is no table of a sort, or was damaged" in said
     assert "is no table of a sort" in shell.error("sort", "--undo", table)
     assert os.listdir(OUT) == ["sorted.csv"]
+
+
+def test_a_corrected_folder_is_learned_with_one_command(
+    shell: Shell, image_model: Path, inbox: Path
+) -> None:
+    shell.run("sort", image_model, inbox, "--into", OUT, "--copy", code=1)
+    Path(OUT, "unsure").mkdir(exist_ok=True)
+    Path(OUT, "oval").mkdir()
+    for number, path in enumerate(sorted(OUT.glob("*/*.png"))[:4]):
+        path.rename(OUT / ("oval" if number else "unsure") / f"moved-{number}.png")
+    values = shell.json("update", image_model, OUT)
+    assert values["classes"] == ["oval"]
+    assert "unsure" not in Learner.load(image_model).classes_
+    assert "folder 'unsure' left out" in "".join(values["warnings"])
+
+
+def test_an_interruption_says_how_to_resume(
+    shell: Shell, image_model: Path, inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evergrow.tools.sorting.put_file", interrupt)
+    sort = ("sort", image_model, inbox, "--into", OUT, "--copy")
+    said = shell.run(*sort, code=130).stderr
+    assert "The same command sorts the rest" in said
+    assert "evergrow sort --undo out/sorted.csv undoes" in said
+
+
+@pytest.mark.slow
+def test_watch_sorts_new_images_until_it_is_ended(
+    shell: Shell, image_model: Path, inbox: Path
+) -> None:
+    pytest.importorskip("watchfiles", reason="needs evergrow[watch]")
+    command = [sys.executable, "-m", "evergrow", "sort", "p.evg", "inbox"]
+    command += ["--into", "out", "--move", "--watch"]
+    for number, end in enumerate((signal.SIGTERM, signal.SIGINT)):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if number:
+            source = next(Path("images").rglob("*.png"))
+            shutil.copy2(source, inbox / "late.png")
+        expected = "1 file sorted" if number else "36 files sorted"
+        assert process.stdout.readline().startswith(expected)
+        process.send_signal(end)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert said.startswith(f"ended; {expected}")
+    assert "37 files undone" in shell.run("sort", "--undo", OUT / "sorted.csv").stdout

@@ -85,8 +85,27 @@ def test_read_archive_rejects_other_file_formats(tmp_path):
     torch.save({"x": 1}, tmp_path / "pickle.evg")
     for other in list(tmp_path.iterdir()):
         for read in (read_archive, read_header):
-            with pytest.raises(FileFormatError, match="is no evergrow file"):
+            with pytest.raises(FileFormatError, match="is not an evergrow file"):
                 read(other)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"abc", "it has only 3 bytes"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(20), "another file type"),
+        (struct.pack("<Q", 99) + b"{}", "cut off within its header"),
+        (struct.pack("<Q", 2) + b"{}", "a safetensors file of another program"),
+        (struct.pack("<Q", 2) + b"[]", "its header has the wrong form"),
+        (struct.pack("<Q", 2) + b"\xff\xff", "another file type"),
+    ],
+)
+def test_the_message_says_why_a_file_is_not_ours(tmp_path, data, reason):
+    (tmp_path / "m.evg").write_bytes(data)
+    for read in (read_archive, read_header):
+        with pytest.raises(FileFormatError, match=reason):
+            read(tmp_path / "m.evg")
 
 
 def test_read_archive_rejects_duplicate_keys(tmp_path):

@@ -16,9 +16,9 @@ from tests.data.conftest import PNG, Tree, contents_of
 
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
 from evergrow.data import archives, load_data
-from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.inputs import read_items, read_parts
 from evergrow.data.items import concat_items
+from evergrow.data.readers import ARCHIVE_SUFFIXES
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -373,3 +373,16 @@ def test_too_long_and_too_deep_names_are_refused(tmp_path: Path, name: str) -> N
         archive.writestr(name, PNG)
     with pytest.raises(FileFormatError, match="4,096 characters and 64 folders"):
         load_data(path)
+
+
+def test_archives_inside_are_counted_in_a_warning(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        (root / name / "1.png").write_bytes(PNG)
+    (root / "cat" / "more.zip").write_bytes(b"")
+    (root / "rest.tar.gz").write_bytes(b"")
+    archive = pack(root, tmp_path / "pets.zip")
+    for source in (root, archive):
+        with pytest.warns(DataWarning, match="archives inside left out: 2; unpack"):
+            assert len(read_parts(source).train) == 2

@@ -15,7 +15,7 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
 )
-from evergrow.data import Dataset, FeatureSet, load_data
+from evergrow.data import Dataset, load_data
 from evergrow.data.inputs import as_names, read_items, read_labelled, read_unknown
 from evergrow.data.items import Images, Texts
 
@@ -78,9 +78,7 @@ def test_parts_of_data_sets_in_memory_become_samples() -> None:
         "one",
         "two",
     ]
-    features = FeatureSet(
-        "f", np.eye(2, dtype=np.float16), y, np.eye(2, dtype=np.float16), y
-    )
+    features = Dataset.of(np.eye(2, dtype=np.float16), y)
     samples = read_labelled(features, "train")
     assert samples.features is not None
     assert samples.features.dtype == np.float32

@@ -239,7 +239,7 @@ def test_flat_folders_with_tables_are_read(tree: Tree) -> None:
         (
             "words,label\nhello,a\n",
             FileFormatError,
-            "column 'text', .* got 'words', 'label'",
+            "column 'text', .* besides the labels in 'label', got 'words'",
         ),
         ("text,kind\nhello,a\n", FileFormatError, "column 'label'"),
         ("text,label\n", FileFormatError, "at least one row"),

@@ -201,13 +201,22 @@ def test_page_gives_the_labels_of_python(page: Any, folder: Path) -> None:
         assert max(abs(ours[name] - theirs[name]) for name in ours) < 1e-3, json.dumps(
             answer
         )
+    novelty = learner.novelty_score(paths)
+    unknown = learner.is_unknown(paths)
+    for row, answer in enumerate(found):
+        assert answer["novelty"] == pytest.approx(novelty[row], abs=1e-2)
+        assert answer["unknown"] == bool(unknown[row])
     # And by hand, as a visitor does it: names are shown as text.
     page.reload()
     page.get_by_text("10 classes.").wait_for()
     page.set_input_files("#images", paths[:2])
     page.locator("#answers strong").nth(1).wait_for()
     shown = page.locator("#answers strong").all_text_contents()
-    assert shown == learner.predict(paths[:2]).tolist()
+    expected = [
+        f"Unknown (nearest: {label})" if is_unknown else label
+        for label, is_unknown in zip(learner.predict(paths[:2]), unknown, strict=False)
+    ]
+    assert shown == expected
     assert page.locator("#answers i").count() == 0
 
 

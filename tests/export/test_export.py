@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from tests.adapt.tiny import stripes, tiny_vit
@@ -22,6 +24,7 @@ from tests.export.graphs import (  # noqa: E402
     assert_scores_agree,
     fit_in_two_steps,
     metadata,
+    outputs,
 )
 
 from evergrow.adapt import FsaConfig  # noqa: E402
@@ -42,7 +45,10 @@ from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier  # noqa: E402
 from evergrow.head.layers import GuidedLayer  # noqa: E402
 from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
+from evergrow.learner.calibration import Calibration  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scl-mgsm, paper": ("scl-mgsm", {"max_units": 400}),
@@ -124,6 +130,52 @@ def test_class_shapes_are_exported(n_classes: int, opset: int, tmp_path: Path) -
     answers = assert_scores_agree(tmp_path / "m.onnx", rest, ours)
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
     assert_scores_agree(tmp_path / "m.onnx", rest[:1], ours[:1])
+
+
+NOVELTY_VARIANTS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "few rows": (6, 8, {"n_units": 60}),
+    "followed rows": (6, 8, {"n_units": 0}),
+    "many rows": (6, 40, {"n_units": 20}),
+    "blocks": (6, 8, {"n_units": 40, "blocks": (6, 4)}),
+    "more classes than coordinates": (30, 6, {"n_units": 0}),
+    "two classes": (2, 5, {"n_units": 60}),
+    "one class": (1, 12, {"n_units": 60}),
+    "ridge": (6, 8, {"n_units": 60, "readout": "ridge"}),
+    "units alone": (6, 40, {"layer": GuidedLayer(max_units=100)}),
+}
+
+
+@pytest.mark.parametrize("name", NOVELTY_VARIANTS)
+def test_exported_novelty_agrees(name: str, tmp_path: Path) -> None:
+    n_classes, n_rows, options = NOVELTY_VARIANTS[name]
+    rng = np.random.default_rng(3)
+    y = np.arange(n_classes * n_rows) % n_classes
+    means = 2.0 * rng.normal(size=(n_classes, 10))
+    X = means[y] + rng.normal(size=(len(y), 10))
+    learner = Learner(None, options=options).fit(X[:-2], y[:-2])
+    learner.partial_fit(X[-2:], y[-2:])
+    path = tmp_path / "head.onnx"
+    export_learner(learner, path)
+    rows = np.concatenate([X, 3.0 * rng.normal(size=(50, 10))]).astype(np.float32)
+    ours = learner.novelty_score(rows)
+    found = outputs(path, rows)["novelty"]
+    assert np.abs(found - ours).max() < 1e-5
+    one_row = outputs(path, rows[:1])["novelty"]
+    assert one_row == pytest.approx(found[:1], abs=1e-5)
+    about = metadata(path)
+    assert json.loads(about["evergrow.temperature"]) == learner.head_.temperature_
+    for entry in json.loads(about["evergrow.novelty_thresholds"]):
+        expected = learner.state_.threshold(entry["false_alarm"])
+        assert entry["threshold"] == expected
+
+
+def test_novelty_of_overflowing_rows_is_the_largest_number(
+    blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    head = Classifier(n_units=0, normalize="none", random_state=0).fit(*blobs)
+    export_onnx(None, head, tmp_path / "head.onnx")
+    row = np.full((1, blobs[0].shape[1]), 1e30, dtype=np.float32)
+    assert outputs(tmp_path / "head.onnx", row)["novelty"] == np.finfo(np.float32).max
 
 
 def test_export_rejects_unfitted_heads(tmp_path: Path) -> None:
@@ -332,8 +384,35 @@ def test_head_only_export_does_not_load_the_backbone(
         """A learner of texts whose backbone must not be asked for."""
 
         head_ = Classifier(n_units=0).fit(X, y)
-        state_ = SimpleNamespace(spec=spec)
+        state_ = SimpleNamespace(spec=spec, calibration=Calibration())
 
     report = export_learner(Texts(), tmp_path / "m.onnx", head_only=True)  # type: ignore[arg-type]
     assert report.inputs[0]["name"] == "features"
     assert b"/home/me" not in (tmp_path / "m.onnx").read_bytes()
+
+
+@pytest.mark.slow
+def test_program_of_the_page_names_images_and_says_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "export.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (program,) = [body for body in programs if "Image.open" in body]
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 80, (24, 200, 180, 3), dtype=np.uint8)
+    pixels[::2, :, :90] += 90
+    learner = Learner("test_vit", weights="random", device="cpu", cache=False)
+    learner.fit(pixels, np.array(["half bright", "dark"] * 12))
+    monkeypatch.chdir(tmp_path)
+    export_learner(learner, "birds.onnx")
+    images = {"known": pixels[0], "strange": 255 - pixels[1] // 8}
+    threshold = learner.state_.threshold(0.05)
+    for image in images.values():
+        PIL.Image.fromarray(image).save("bird.png")
+        exec(compile(program.replace("bird.jpg", "bird.png"), "page", "exec"), {})
+        said = capsys.readouterr().out
+        is_unknown = learner.novelty_score(image[None])[0] > threshold
+        label = learner.predict(image[None])[0]
+        assert label in said
+        assert said.startswith("unknown, nearest to") == is_unknown
+    assert is_unknown

@@ -36,7 +36,8 @@ class LastRow(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         names = labels.classes[labels.codes].tolist()
-        self._rows = {**self._rows, **dict(zip(names, Z, strict=True))}
+        # A copy, because the caller may use the memory of Z again.
+        self._rows = {**self._rows, **dict(zip(names, Z.clone(), strict=True))}
 
     def _scores(self, Z: Tensor) -> Tensor:
         rows = torch.stack([self._rows[label] for label in self.classes_.tolist()])

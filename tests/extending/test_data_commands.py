@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.commands import evergrow
 from tests.data.conftest import contents_of
@@ -14,7 +15,14 @@ from evergrow.cli.console import Answer
 from evergrow.cli.options import Json
 from evergrow.cli.registry import COMMANDS, build_app, command, command_group
 from evergrow.core.errors import BusyError
-from evergrow.data import DataOptions, Dataset, list_readers, load_data, register_reader
+from evergrow.data import (
+    DataOptions,
+    Dataset,
+    list_readers,
+    load_data,
+    read,
+    register_reader,
+)
 from evergrow.data.items import Texts
 from evergrow.data.readers import READERS
 from evergrow.data.storage import Tree
@@ -56,6 +64,28 @@ def test_a_layout_is_recognised_named_listed_and_read(
     by_path = load_data(haiku / "poems.haiku")
     monkeypatch.setenv("EVERGROW_DATA", str(haiku))
     assert contents_of(load_data("poems")) == contents_of(by_path)
+
+
+def test_a_reader_can_return_features(tmp_path: Path) -> None:
+    @register_reader("digits", suffixes=(".digits",))
+    def read_digits(tree: Tree, name: str, options: DataOptions) -> Dataset:
+        rows = [line.split() for line in tree.text(name).splitlines()]
+        features = np.array([row[1:] for row in rows], dtype=np.float64)
+        return Dataset.of(features, [row[0] for row in rows])
+
+    path = tmp_path / "two.digits"
+    path.write_text("a 1 2\nb 3 4\na 5 6\n")
+    try:
+        source = read(path)
+        shards = list(source.shards(2, 1 << 20))
+        parts = [source.read(shard) for shard in shards]
+        identity = source.identity()
+        path.write_text("a 1 2\nb 3 4\na 5 7\n")
+        assert read(path).identity() != identity
+    finally:
+        READERS.remove("digits")
+    assert [part.features.tolist() for part in parts] == [[[1, 2], [3, 4]], [[5, 6]]]
+    assert [part.labels.tolist() for part in parts] == [["a", "b"], ["a"]]
 
 
 # -- commands --------------------------------------------------------------------------

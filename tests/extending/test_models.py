@@ -31,6 +31,7 @@ from evergrow.adapt.tuners import (
 from evergrow.adapt.tuners.tuner import SavedTuner, layer_parameter
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import read_record, write_record
+from evergrow.core.seeding import generator
 from evergrow.head import HEADS
 from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, DenseMap, Layer
 
@@ -160,7 +161,7 @@ class SignLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> DenseMap:
-        stream = torch.Generator().manual_seed(seed)
+        stream = generator(seed, "signs")
         signs = torch.randint(0, 2, (Z.shape[1], self.n_units), generator=stream)
         weights = (2.0 * signs - 1.0).to(torch.float32)
         return DenseMap(

@@ -27,7 +27,6 @@ from evergrow.features import (
     create_backbone,
     decode_image,
     hash_weights,
-    list_backbones,
 )
 from evergrow.features.catalog import check_buildable
 
@@ -54,16 +53,6 @@ def test_every_family_gives_its_pooled_features(name: str) -> None:
     torch.testing.assert_close(features, expected, atol=1e-4, rtol=1e-3)
     assert not any(p.requires_grad for p in model.parameters())
     assert backbone.encode(batch[:0]).shape == (0, backbone.n_features)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("item", list_backbones("image"), ids=lambda item: item.name)
-def test_recommended_backbones_are_as_wide_as_they_are_listed(item: Any) -> None:
-    options = {"img_size": 224} if "dinov2" in item.name else {}
-    assert (
-        image_backbone(item.name, weights="random", **options).n_features
-        == item.n_features
-    )
 
 
 def test_dinov2_takes_its_own_image_size_unless_told() -> None:

@@ -79,6 +79,19 @@ def test_from_a_folder_with_a_shorter_limit(
     )
 
 
+def test_a_prompt_is_put_before_every_text(folder: Path) -> None:
+    prompted = create_backbone(NAME, device="cpu", prompt="query: ")
+    plain = create_backbone(NAME, device="cpu")
+    torch.testing.assert_close(
+        prompted.encode(TEXTS), plain.encode([f"query: {text}" for text in TEXTS])
+    )
+    assert prompted.spec.options == {"prompt": "query: "}
+    again = backbone_from_spec(prompted.spec, device="cpu")
+    torch.testing.assert_close(again.encode(TEXTS), prompted.encode(TEXTS))
+    with pytest.raises(ParameterError, match="at most 1000 characters"):
+        create_backbone(NAME, device="cpu", prompt="a" * 1001)
+
+
 def test_loading_leaves_the_global_generator_alone_and_the_terminal_clean(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

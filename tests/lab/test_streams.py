@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evergrow.core.errors import EvergrowError, InputError, UnknownNameError
-from evergrow.data import Dataset, FeatureSet
+from evergrow.data import Dataset
 from evergrow.data.items import Texts
 from evergrow.lab.streams import (
     Protocol,
@@ -171,7 +171,7 @@ def test_wrong_input_is_a_typed_error(call) -> None:
 def test_a_stream_requires_a_test_set() -> None:
     X = np.eye(4)
     y = np.array([0, 0, 1, 1])
-    features = FeatureSet("toy", X, y, X[:0], y[:0], has_test=False)
+    features = Dataset.of(X, y)
     for data in (features, Dataset.of(Texts(("a", "b")), ["x", "y"])):
         with pytest.raises(InputError, match="needs a test set"):
             stream_of(data)

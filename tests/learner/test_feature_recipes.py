@@ -13,7 +13,7 @@ from tests.learner.toys import Colours, Letters
 
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
-from evergrow.data import Dataset, FeatureSet, save_features
+from evergrow.data import Dataset, save_features
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.features import create_backbone, encode
 from evergrow.features.encoding import featurize
@@ -87,7 +87,7 @@ def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
 # -- features from files ---------------------------------------------------------------
 
 
-def feature_set(recipe: Any = BLOCKS) -> FeatureSet:
+def feature_set(recipe: Any = BLOCKS) -> Dataset:
     items, y = stripes(3, 8)
     raw = Dataset.of(items, y, items, y, names=("a", "b", "c"), name="toy")
     return featurize(raw, tiny_vit().with_recipe(recipe), cache=False)
@@ -131,14 +131,7 @@ def test_a_file_of_blocks_is_learned_as_the_images_are(
 def test_features_of_other_blocks_are_refused(data: Any) -> None:
     blocks = feature_set()
     with pytest.raises(InputError, match="widths must add up to the 72 columns"):
-        FeatureSet(
-            "toy",
-            blocks.X_train,
-            blocks.y_train,
-            blocks.X_test,
-            blocks.y_test,
-            widths=(24, 24),
-        )
+        Dataset.of(blocks.X_train, blocks.y_train, widths=(24, 24))
     made = Learner(options=UNITS).fit(feature_set())
     with pytest.raises(InputError, match=r"features must have 72 columns, got 24"):
         made.evaluate(feature_set("final"))

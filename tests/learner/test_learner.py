@@ -35,7 +35,7 @@ from evergrow.core.errors import (
     UnlearnError,
     WeightsError,
 )
-from evergrow.data import FeatureSet
+from evergrow.data import Dataset
 from evergrow.features import create_backbone
 from evergrow.head import Classifier
 from evergrow.head.base import IncrementalClassifier
@@ -391,10 +391,10 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
         "name": "Colours",
         "weights_hash": learner.state_.describe()["backbone"]["weights_hash"],
     }
-    learner.partial_fit(FeatureSet("f", X, y, X, y, ("a", "b"), backbone=right))
+    learner.partial_fit(Dataset.of(X, y, X, y, names=("a", "b"), backbone=right))
     with pytest.raises(InputError, match="other"):
         learner.partial_fit(
-            FeatureSet("f", X, y, X, y, backbone={"name": "other", "weights_hash": "0"})
+            Dataset.of(X, y, backbone={"name": "other", "weights_hash": "0"})
         )
 
 

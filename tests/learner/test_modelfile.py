@@ -287,7 +287,9 @@ def test_missing_foreign_and_newer_files(
         lambda: commit(tmp_path / "photo.jpg", learner),
         lambda: history(tmp_path / "photo.jpg"),
     ):
-        with refused(tmp_path / "photo.jpg", FileFormatError, "is no evergrow file"):
+        with refused(
+            tmp_path / "photo.jpg", FileFormatError, "is not an evergrow file"
+        ):
             change()
     with pytest.raises(ModelWriteError, match="No folder"):
         commit(tmp_path / "no" / "model.evg", learner)

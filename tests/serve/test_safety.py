@@ -153,7 +153,14 @@ def test_read_tokens_may_predict_and_teach_tokens_may_change(serve: Any) -> None
             answer = api.client.request(verb, place, headers=read)
             refused += [path] if answer.status_code == 403 else []
             assert answer.status_code == 403 or path.endswith(
-                ("/predict", "/evaluate", "/setup", "/preview", "/infer")
+                (
+                    "/predict",
+                    "/strictness",
+                    "/evaluate",
+                    "/setup",
+                    "/preview",
+                    "/infer",
+                )
             ), path
     assert len(refused) == 21
 

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -62,7 +63,9 @@ class Reader:
         unknown = []
         for row in range(len(items)):
             try:
-                words = items.raw(row).read_text().split(",")
+                raw = items.raw(row)
+                text = raw.decode() if isinstance(raw, bytes) else raw.read_text()
+                words = text.split(",")
                 sure = float(words[1])
                 likely = [
                     sure if name == words[0] else 0.0 for name in self.state_.classes
@@ -233,6 +236,84 @@ def test_new_images_are_added_and_classes_keep_their_folders(
     assert before.keys() - tree(tmp_path).keys() == set()
 
 
+# -- archives --------------------------------------------------------------------------
+
+
+def packed(photos: Path) -> Path:
+    """Return a zip of the files, with a file in it that is no plain image."""
+    archive = photos.with_suffix(".zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in (*FILES, "notes.txt", ".hidden/h.png"):
+            file.write(photos / name, name)
+    return archive
+
+
+def test_an_archive_is_sorted_by_copies_and_undone(
+    photos: Path, tmp_path: Path
+) -> None:
+    archive = packed(photos)
+    before = tree(photos)
+    out = tmp_path / "out"
+    rows = sort_folder(Reader(), archive, out, "copy")
+    assert texts(out) == SORTED
+    assert [Path(row.file).name for row in rows if not row.place] == ["broken.png"]
+    again = sort_folder(Reader(), archive, out, "copy")
+    assert [row.place for row in again] == [""]
+    assert texts(out) == SORTED
+    (out / "cat" / "1.png").write_text("changed")
+    (kept,) = undo_sort(out / TABLE)
+    assert (kept.place, kept.note) == ("cat/1.png", "it was changed")
+    assert texts(out) == {"cat/1.png": "changed"}
+    assert tree(photos) == before
+
+
+def test_a_killed_sort_of_an_archive_goes_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = packed(photos)
+    out = tmp_path / "out"
+    calls = []
+
+    def fail_late(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        file_moves.put_bytes(*arguments)
+
+    monkeypatch.setattr(sorting, "put_bytes", fail_late)
+    with pytest.raises(PathError, match="the same command goes on"):
+        sort_folder(Reader(), archive, out, "copy")
+    assert len(texts(out)) == 2
+    sort_folder(Reader(), archive, out, "copy")
+    assert texts(out) == SORTED
+
+
+@pytest.mark.parametrize("how", ["move", "link"])
+def test_files_cannot_be_moved_out_of_an_archive(
+    photos: Path, tmp_path: Path, how: str
+) -> None:
+    with pytest.raises(InputError, match="can only be copied"):
+        sort_folder(Reader(), packed(photos), tmp_path / "out", how)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_their_archive_copies_stay(photos: Path, tmp_path: Path) -> None:
+    archive = packed(photos)
+    out = tmp_path / "out"
+    sort_folder(Reader(), archive, out, "copy")
+    archive.unlink()
+    assert len(undo_sort(out / TABLE)) == len(SORTED)
+    assert texts(out) == SORTED
+
+
+def test_skipped_files_wait_for_a_later_call(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "move", skip={"1.png", "b/img.png"})
+    assert (photos / "1.png").exists()
+    sort_folder(Reader(), photos, out, "move")
+    assert sorted(texts(out).values()) == sorted(SORTED.values())
+
+
 # -- names and folders of strangers ----------------------------------------------------
 
 STRANGE = [
@@ -344,7 +425,7 @@ def test_the_folder_to_sort_into_may_lie_among_the_images(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "out", "settings", "message"),
     [
-        ("none", "out", {}, "No folder 'none' here"),
+        ("none", "out", {}, "No folder or archive 'none' here"),
         ("photos", "photos", {}, "holds the images themselves"),
         ("photos", "no/out", {}, "must be a folder, or a new one"),
         ("photos", "photos/1.png", {}, "must be a folder, or a new one"),

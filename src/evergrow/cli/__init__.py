@@ -14,5 +14,6 @@ MODULES = (
     "share",
     "data",
     "features",
+    "backbones",
 )
 """Modules that define commands, in the order of ``evergrow --help``."""

@@ -11,11 +11,18 @@ from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer, is_interactive, listed, plural
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.registry import command
-from evergrow.cli.samples import check_paths, read_samples
+from evergrow.cli.samples import (
+    check_paths,
+    check_source_layout,
+    double_label_cautions,
+    read_samples,
+    read_training,
+)
 from evergrow.core.errors import KnownSamplesError, ParameterError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
+    from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
     from evergrow.learner.snapshot import Change
@@ -32,6 +39,7 @@ def update_command(
     run: options.ImageOptions = options.DEFAULT_IMAGES,
     wait: options.Wait = False,
     again: bool = False,
+    as_is: options.AsIs = False,
     unlabelled: bool = False,
     sharding: EngineOptions = NO_ENGINE,
 ) -> Answer:
@@ -41,7 +49,8 @@ def update_command(
     train and test splits, only train is learned. [bold]rollback[/bold] undoes the
     update. With --test the accuracy before and after is printed and kept in the
     history. If the model has learned DATA before, the command asks, or fails without a
-    terminal, unless --again is given.
+    terminal, unless --again is given. It also asks if the folders of DATA do not look
+    like classes, unless --as-is is given.
 
     For example:
 
@@ -55,9 +64,10 @@ def update_command(
 
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
-    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip), or the
-    question was answered with no; 2 bad input or known data, and nothing changed; 3
-    another process is changing the model; 130 interrupted and nothing changed.
+    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip), or one
+    image or text has two labels, or the question was answered with no; 2 bad input or
+    known data, and nothing changed; 3 another process is changing the model; 130
+    interrupted and nothing changed.
 
     Parameters
     ----------
@@ -69,26 +79,35 @@ def update_command(
         unknown are left out. evergrow forget MODEL --unlabelled undoes it.
     """
     if sharding.engine is not None:
+        from evergrow.data import read
+
         sharding.reject(test=test, unlabelled=unlabelled)
-        return _update_sharded(model, data, columns, run, sharding, wait=wait)
+        source = read(data, columns.data_options(), part="train")
+        check_source_layout(source, as_is=as_is, as_json=run.as_json)
+        return _update_sharded(model, source, run, sharding, wait=wait)
     if unlabelled:
         return _update_unlabelled(model, data, test, columns, run, wait=wait)
-    from evergrow.data.inputs import read_labelled
     from evergrow.tools.comparison import measured_change
 
     data_options = columns.data_options()
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
-        samples = read_labelled(data, "train", learner.state_.kind, data_options)
+        samples = read_training(
+            data, learner.state_.kind, data_options, as_is=as_is, as_json=run.as_json
+        )
         with measured_change(learner, test, data_options):
             try:
                 learner.partial_fit(samples, again=again)
             except KnownSamplesError as error:
                 _confirm_known(error, len(samples), run.as_json)
                 learner.partial_fit(samples)
-    code = model_files.skipped_code(len(samples) - change.record.samples)
-    lines = [model_files.learned_line(change), *model_files.tested_lines(change)]
-    return change.answer(lines, code=code, seconds=change.seconds, test=change.tested)
+    return change.answer(
+        [model_files.learned_line(change), *model_files.tested_lines(change)],
+        double_label_cautions(samples, data),
+        model_files.skipped_code(len(samples) - change.record.samples),
+        seconds=change.seconds,
+        test=change.tested,
+    )
 
 
 def _confirm_known(error: KnownSamplesError, n_samples: int, as_json: bool) -> None:
@@ -110,17 +129,13 @@ def _confirm_known(error: KnownSamplesError, n_samples: int, as_json: bool) -> N
 
 def _update_sharded(
     model: Path,
-    data: str,
-    columns: options.ColumnOptions,
+    source: Source,
     run: options.ImageOptions,
     sharding: EngineOptions,
     *,
     wait: bool,
 ) -> Answer:
     """Learn labelled data shard by shard: ``update --engine``."""
-    from evergrow.data import read
-
-    source = read(data, columns.data_options(), part="train")
 
     def job(engine: Engine) -> tuple[model_files.ModelChange, JobReport]:
         with model_files.changing_model(model, run, wait=wait) as change:

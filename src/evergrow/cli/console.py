@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from rich.cells import cell_len
 
-from evergrow.cli.exits import ExitCode, PrintError, print_to_stderr
+from evergrow.cli.exits import ExitCode, PrintError, print_to_stderr, with_flags
 from evergrow.core.errors import EvergrowWarning
 from evergrow.core.escaping import csv_text, one_line, printable
 
@@ -79,7 +79,7 @@ def run_and_print(name: str, work: Callable[[], Answer], *, as_json: bool) -> Ex
     PrintError
         If standard output does not accept the answer.
     """
-    with _printed_warnings() as notes:
+    with _printed_warnings(name) as notes:
         answer = work()
     for caution in answer.cautions:
         warn_line(caution)
@@ -97,7 +97,7 @@ def run_and_print(name: str, work: Callable[[], Answer], *, as_json: bool) -> Ex
 
 
 @contextmanager
-def _printed_warnings() -> Iterator[list[str]]:
+def _printed_warnings(command: str) -> Iterator[list[str]]:
     """Print each of evergrow's warnings once, on one line. Yield the list of them.
 
     The list grows within the block. Other packages' warnings are shown as usual.
@@ -110,7 +110,7 @@ def _printed_warnings() -> Iterator[list[str]]:
         def show(
             message: Warning | str, category: type[Warning], *rest: Any, **more: Any
         ) -> None:
-            text = one_line(str(message))
+            text = with_flags(one_line(str(message)), command)
             if not issubclass(category, EvergrowWarning):
                 show_other(message, category, *rest, **more)
             elif text not in notes:

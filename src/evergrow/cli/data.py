@@ -117,8 +117,8 @@ def data_command(
     source : DATA
         Folder, file or address.
     layout
-        Layout of the data: auto, train-test, class-folders, table, parquet, arrays or
-        webdataset.
+        Layout of the data: auto, train-test, class-folders, sorted, table, parquet,
+        arrays or webdataset.
     root
         Base folder of the image files that a table lists.
     check

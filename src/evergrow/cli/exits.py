@@ -16,8 +16,18 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from evergrow.core.errors import BusyError, EvergrowError
+from evergrow.core.errors import (
+    BusyError,
+    EvergrowError,
+    ParameterError,
+    WeightsError,
+)
 from evergrow.core.escaping import one_line
+
+_PARAMETER = re.compile(
+    r"(?<![\w'./=-])(?<!--set )(?P<name>[a-z]\w*)(?:='(?P<value>[^']*)'|(?![\w=]))"
+)
+"""A word in a message that can be a parameter, with or without a value."""
 
 DEBUG = "EVERGROW_DEBUG"
 """Environment variable that makes errors print their traceback."""
@@ -84,10 +94,19 @@ class PrintError(Exception):
         self.cause = cause
 
 
-def describe_error(error: BaseException) -> tuple[ExitCode, str, str]:
+def describe_error(
+    error: BaseException, command: str = ""
+) -> tuple[ExitCode, str, str]:
     """Return exit code, type name and one-line message of an error.
 
     Any error that is not evergrow's, of the system or of the arguments counts as a bug.
+
+    Parameters
+    ----------
+    error : BaseException
+        The error.
+    command : str
+        Name of the command; its parameters in the message become flags.
 
     Examples
     --------
@@ -99,8 +118,10 @@ def describe_error(error: BaseException) -> tuple[ExitCode, str, str]:
     kind = type(error).__name__
     message = one_line(str(error))
     if isinstance(error, typer.Abort):
-        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            return ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted."
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, KeyboardInterrupt):
+            message = one_line(str(cause)) or "Interrupted."
+            return ExitCode.INTERRUPTED, "KeyboardInterrupt", message
         return ExitCode.LOOK, kind, "Not confirmed; nothing was done."
     if isinstance(error, _UsageError):
         return ExitCode.BAD, "UsageError", _usage_message(error)
@@ -119,11 +140,59 @@ def describe_error(error: BaseException) -> tuple[ExitCode, str, str]:
     if isinstance(error, BusyError):
         return ExitCode.BUSY, kind, message
     if isinstance(error, (EvergrowError, OSError)):
+        is_setting = isinstance(error, (ParameterError, WeightsError))
+        message = with_flags(message, command, leading=is_setting)
         return ExitCode.BAD, kind, message
     message = f"this is a bug in evergrow: {kind}: {message}"
     if not os.environ.get(DEBUG):
         message += f"; set {DEBUG}=1 to see the traceback"
     return ExitCode.BUG, kind, message
+
+
+def with_flags(message: str, command: str, *, leading: bool = False) -> str:
+    """Return a message in which parameters of the library are flags of a command.
+
+    Parameters
+    ----------
+    message : str
+        Message of an error or a warning.
+    command : str
+        Name of the command. Without one, the message is unchanged.
+    leading : bool, default=False
+        Whether the message may begin with a parameter: "seed must be ...".
+
+    Examples
+    --------
+    >>> from evergrow.cli.exits import with_flags
+    >>> from evergrow.cli.registry import build_app
+    >>> _ = build_app()
+    >>> with_flags("on_error='skip' leaves such images out", "fit")
+    '--on-error skip leaves such images out'
+    >>> with_flags("name another by text_column", "fit")
+    'name another by --set text_column'
+    >>> with_flags("n_units must be an integer >= 0, got -1", "fit", leading=True)
+    '--units must be an integer >= 0, got -1'
+    """
+    from evergrow.cli.registry import COMMANDS, option_flags
+
+    if command not in COMMANDS:
+        return message
+    flags = option_flags(command)
+
+    def as_flag(found: re.Match[str]) -> str:
+        name = found["name"]
+        rest = message[found.end() :]
+        is_leading = leading and not found.start() and rest.startswith(" must ")
+        is_meant = found["value"] is not None or "_" in name or is_leading
+        if name not in flags or not is_meant:
+            return found[0]
+        flag = flags[name]
+        if found["value"] is not None:
+            joint = "=" if flag.startswith("--set ") else " "
+            return f"{flag}{joint}{found['value']}"
+        return flag
+
+    return _PARAMETER.sub(as_flag, message)
 
 
 def _usage_message(error: Any) -> str:
@@ -157,6 +226,10 @@ class CommandGroup(TyperGroup):
             _exit_with_error(error, self._command_name(words), as_json)
         sys.exit(int(code or 0))
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option ``--help``, shown without a value."""
+        return without_value(super().get_help_option(ctx))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the parsed command."""
         try:
@@ -177,6 +250,13 @@ class CommandGroup(TyperGroup):
         return words[0]
 
 
+def without_value(option: Any) -> Any:
+    """Return an option of a parser, shown without a value in the help."""
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 def _exit_with_error(error: Exception, command: str, as_json: bool) -> NoReturn:
     """Print an error and end the process.
 
@@ -192,7 +272,7 @@ def _exit_with_error(error: Exception, command: str, as_json: bool) -> NoReturn:
     if _is_closed_pipe(error):
         discard_buffer(sys.stdout)
         sys.exit(ExitCode.PIPE_CLOSED)
-    code, kind, message = describe_error(error)
+    code, kind, message = describe_error(error, command)
     if code is ExitCode.INTERRUPTED and command in CHANGING:
         message = "Interrupted; the model was not changed."
     if os.environ.get(DEBUG):

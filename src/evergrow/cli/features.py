@@ -108,10 +108,10 @@ def features_command(
             f"{out.name!r} does not end in .npz; choose such a name for --out."
         )
     check_target("--out", out, force=force)
-    from evergrow.data import FeatureSet, load_data, save_features
+    from evergrow.data import load_data, save_features
 
     dataset = load_data(data, columns.data_options(test_size=test_size or 0))
-    if isinstance(dataset, FeatureSet):
+    if dataset.kind == "features":
         raise _features_given(data)
     # torch is imported after the data was found.
     from evergrow.features import EncodeConfig
@@ -139,8 +139,8 @@ def features_command(
         "seconds": seconds,
     }
     width = str(result.X_train.shape[1])
-    if result.widths:
-        width += f" ({' + '.join(map(str, result.widths))})"
+    if result.train.widths:
+        width += f" ({' + '.join(map(str, result.train.widths))})"
     line = (
         f"{out}: {n_train:,} training and {n_test:,} test features of width {width} "
         f"from {model.spec.name}, {result.n_classes} classes, in {seconds:.1f} s"

@@ -12,12 +12,18 @@ from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.registry import command
+from evergrow.cli.samples import (
+    check_source_layout,
+    double_label_cautions,
+    read_training,
+)
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
+    from evergrow.features import BackboneSpec
 
 
 @command("fit", panel="Learn")
@@ -37,12 +43,14 @@ def fit_command(
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
     run: options.ImageOptions = options.DEFAULT_IMAGES,
     sharding: EngineOptions = NO_ENGINE,
+    as_is: options.AsIs = False,
     force: bool = False,
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
     If DATA has train and test splits, only train is learned. Otherwise everything is
-    learned except the samples of --holdout.
+    learned except the samples of --holdout. If the folders of DATA do not look like
+    classes, the command asks, or fails without a terminal, unless --as-is is given.
 
     For example:
 
@@ -61,17 +69,18 @@ def fit_command(
     folder MODEL.engine, or --set out_dir=..., keeps finished shards, and the same
     command resumes an interrupted job. MODEL.engine is removed at the end.
 
-    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip); 2 bad
-    input, or the model exists and --force is missing, and nothing was written; 3
-    another process is changing the model; 130 interrupted and nothing was written.
+    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip), or one
+    image or text has two labels; 2 bad input, or the model exists and --force is
+    missing, and nothing was written; 3 another process is changing the model; 130
+    interrupted and nothing was written.
 
     Parameters
     ----------
     model
         Model file to write, such as birds.evg.
     backbone
-        Name of the backbone, such as tf_efficientnet_lite0; auto takes the best one
-        with weights on this machine.
+        Name of the backbone; evergrow backbones lists them. auto takes the best one
+        with weights on this machine; a name downloads weights that are not here.
     method
         Name of the classifier; evergrow lab methods lists all.
     adapt
@@ -113,9 +122,9 @@ def fit_command(
         sharding.reject(holdout=holdout, adapt=adapt, test=test)
     else:
         # Before torch is imported, because most mistakes are in the data.
-        from evergrow.data.inputs import read_labelled
-
-        samples = read_labelled(data, "train", options=columns.data_options())
+        samples = read_training(
+            data, None, columns.data_options(), as_is=as_is, as_json=run.as_json
+        )
         if holdout:
             samples, test_data = _split(samples, holdout, seed)
     from evergrow.learner.learner import Learner
@@ -137,12 +146,14 @@ def fit_command(
         from evergrow.data import read
 
         source = read(data, columns.data_options(), part="train")
+        check_source_layout(source, as_is=as_is, as_json=run.as_json)
         more = _fit_sharded(change, source, sharding, quiet=run.as_json)
     else:
         with measured_change(learner, test_data, columns.data_options()):
             learner.fit(samples)
         change.commit()
         more = {
+            "cautions": double_label_cautions(samples, data),
             "test": change.tested,
             "code": model_files.skipped_code(len(samples) - change.record.samples),
         }
@@ -197,15 +208,31 @@ def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
     return samples.take(train_rows), samples.take(test_rows)
 
 
+def _download_hint(spec: BackboneSpec) -> list[str]:
+    """Return a line on a network to download, if the chosen one is weaker."""
+    from evergrow.features.weights import suggest_download
+
+    entry = suggest_download(spec)
+    if entry is None:
+        return []
+    return [
+        f"--backbone {entry.name} downloads {entry.megabytes} MB and is usually more "
+        "accurate"
+    ]
+
+
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     """Return the answer of ``fit``. `more` are further arguments of its answer."""
-    info = change.learner.state_.describe()
+    state = change.learner.state_
+    info = state.describe()
     spec = info["backbone"] or {}
     adaptation = info["adaptation"]
     lines = [model_files.learned_line(change)]
     if spec:
         reason = ", the strongest whose weights are here" if spec.get("reason") else ""
         lines.append(f"backbone: {spec['name']}{reason}")
+    if state.spec is not None and spec.get("reason"):
+        lines += _download_hint(state.spec)
     recipe = model_files.recipe_note(spec)
     if recipe:
         lines.append(f"features: {recipe}")

@@ -31,7 +31,9 @@ Data = Annotated[
     ),
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Json = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print one JSON object.")
+]
 
 Device = Annotated[str, typer.Option(help="Compute device: auto, cpu, cuda, ...")]
 
@@ -65,6 +67,14 @@ TestData = Annotated[
         metavar="DATA",
         help="Labelled data on which to measure the accuracy after the change, and "
         "before it if there was a model.",
+    ),
+]
+
+AsIs = Annotated[
+    bool,
+    typer.Option(
+        help="Learn DATA even if its folders do not look like classes, such as one "
+        "named train."
     ),
 ]
 

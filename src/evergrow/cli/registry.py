@@ -23,7 +23,7 @@ from typer.models import OptionInfo
 
 from evergrow.cli import MODULES
 from evergrow.cli.console import Answer, run_and_print
-from evergrow.cli.exits import CommandGroup
+from evergrow.cli.exits import CommandGroup, without_value
 from evergrow.cli.options import RARE, Json, OptionGroup
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import load_plugins, nearest
@@ -48,6 +48,14 @@ _BOOLEANS = {
     "no": False,
     "0": False,
 }
+
+_LIBRARY_NAMES = {
+    "n_units": "units",
+    "random_state": "seed",
+    "novel_fraction": "unknown_share",
+    "n_groups": "groups",
+}
+"""Parameters of the library that an option sets under another name."""
 
 Function = TypeVar("Function", bound=Callable[..., Answer])
 
@@ -175,6 +183,7 @@ def _print_version(wanted: bool) -> None:
 
 _VERSION = typer.Option(
     "--version",
+    metavar="",
     help="Print the version and exit.",
     is_eager=True,
     callback=_print_version,
@@ -187,6 +196,10 @@ def _root(version: Annotated[bool, _VERSION] = False) -> None:
 
 class FileCommand(TyperCommand):
     """A command that checks the paths of models and data before it imports anything."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option ``--help``, shown without a value."""
+        return without_value(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Check the paths, then run the command."""
@@ -332,6 +345,39 @@ def _inherited_texts(owner: Any) -> dict[str, tuple[str, str]]:
     return texts
 
 
+def option_flags(name: str) -> dict[str, str]:
+    """Return how users type each option of a command, by parameter name.
+
+    Other names of the same settings in the library are included.
+
+    Examples
+    --------
+    >>> from evergrow.cli.registry import build_app, option_flags
+    >>> _ = build_app()
+    >>> flags = option_flags("fit")
+    >>> flags["on_error"], flags["text_column"], flags["n_units"]
+    ('--on-error', '--set text_column', '--units')
+    """
+    flags = {}
+    for option, _ in _options(COMMANDS[name].function):
+        if RARE in option.annotation.__metadata__:
+            flags[option.name] = f"--set {option.name}"
+        elif option.default is not option.empty:
+            info = option.annotation.__metadata__[0]
+            flags[option.name] = _longest_flag(info)
+    for other, parameter in _LIBRARY_NAMES.items():
+        if parameter in flags:
+            flags[other] = flags[parameter]
+    return flags
+
+
+def _longest_flag(info: Any) -> str:
+    """Return the long form of an option, such as ``--model`` of ``-m``."""
+    names = [str(info.default), *(info.param_decls or ())]
+    flags = [name.partition("/")[0] for name in names if name.startswith("-")]
+    return max(flags, key=len, default="")
+
+
 def _typer_info(
     parameter: inspect.Parameter, metadata: Sequence[Any], metavar: str, text: str
 ) -> Any:
@@ -355,6 +401,8 @@ def _typer_info(
         info = typer.Option()
     info.help = info.help or text or None
     info.metavar = info.metavar or metavar or None
+    if isinstance(parameter.default, bool):
+        info.metavar = ""  # a flag takes no value
     # In an annotation, typer takes the first name of an option as its default.
     if isinstance(info, OptionInfo) and not str(info.default).startswith("--"):
         names = [] if info.default is ... else [str(info.default)]

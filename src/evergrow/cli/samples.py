@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from evergrow.cli.console import is_interactive, plural
 from evergrow.cli.options import DEFAULT_COLUMNS, ColumnOptions
 from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
+    from evergrow.data import DataOptions, Dataset, Samples, Source
     from evergrow.data.items import Items
 
 STDIN = "-"
@@ -82,6 +86,89 @@ def read_samples(
     if kind == "text":
         return _read_texts(paths, texts, columns)
     return _read_features(paths)
+
+
+def read_training(
+    data: str,
+    kind: str | None,
+    options: DataOptions,
+    *,
+    as_is: bool,
+    as_json: bool,
+) -> Samples:
+    """Read the labelled training samples that a command learns.
+
+    Parameters
+    ----------
+    data : str
+        Path or address.
+    kind : {"image", "text", "features"}, optional
+        Kind of samples that the model takes.
+    options : DataOptions
+        How to read them.
+    as_is : bool
+        Accept folders that do not look like classes.
+    as_json : bool
+        Whether the command prints JSON, so that nobody can answer a question.
+
+    Raises
+    ------
+    InputError
+        If the folders do not look like classes, and nobody can answer a question.
+    typer.Abort
+        If the answer to the question is no.
+    """
+    from evergrow.data.inputs import read_labelled, read_parts
+
+    found = read_parts(data, options)
+    check_layout(found, as_is=as_is, as_json=as_json)
+    return read_labelled(found, "train", kind)
+
+
+def check_layout(found: Dataset, *, as_is: bool, as_json: bool) -> None:
+    """Ask whether to learn folders that do not look like classes, or refuse them.
+
+    Parameters
+    ----------
+    found : Dataset
+        The data. Reading it has already printed a warning about its folders.
+    as_is, as_json
+        As for :func:`read_training`, also the errors.
+    """
+    if as_is or not found.doubts:
+        return
+    message = "These folders are probably not the classes"
+    if not is_interactive(as_json):
+        raise InputError(f"{message}; nothing was learned. --as-is learns them.")
+    typer.confirm(f"{message}. Learn them?", abort=True)
+
+
+def double_label_cautions(samples: Samples, data: str) -> list[str]:
+    """Return a warning if images or texts have two labels, or an empty list.
+
+    Equal feature vectors can have different labels, so they are not compared.
+    """
+    if samples.kind == "features":
+        return []
+    from evergrow.tools.data_check import find_double_labels
+
+    found = find_double_labels(samples)
+    if not found:
+        return []
+    first, second = found[0].names
+    count = plural(len(found), f"{samples.kind} has", f"{samples.kind}s have")
+    return [
+        f"{count} two labels, such as {first} and {second}; evergrow data {data} "
+        "--check lists them"
+    ]
+
+
+def check_source_layout(source: Source, *, as_is: bool, as_json: bool) -> None:
+    """Check the layout of data that is learned shard by shard, if it is listed."""
+    from evergrow.data.shards import ListedSource
+
+    if isinstance(source, ListedSource):
+        check_layout(source.dataset(), as_is=as_is, as_json=as_json)
 
 
 def _read_features(paths: Sequence[str]) -> NamedSamples:

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Sequence
+import signal
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, listed, percent, plural, table
+from evergrow.cli.console import (
+    Answer,
+    listed,
+    note_line,
+    percent,
+    plural,
+    table,
+    warn_line,
+)
+from evergrow.cli.exits import flush
 from evergrow.cli.model_files import can_reject_unknown, load_model, note_few_samples
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
+from evergrow.core.files import existing_model
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
+    from evergrow.tools.file_moves import How
     from evergrow.tools.sorting import SortedFile
 
 _MAX_EXAMPLES = 3  # file names per folder
+_MAX_GROUPS = 8  # folders in a line of --watch
 
 
 @command("sort", panel="Predict and inspect")
@@ -37,6 +52,7 @@ def sort_command(
     strangers: options.Strangers = "some",
     least: Annotated[float | None, typer.Option("--min", min=0, max=1)] = None,
     false_alarm: options.FalseAlarm = 0.05,
+    watch: bool = False,
     undo: Path | None = None,
     run: options.BackboneOptions = options.DEFAULT_BACKBONE,
 ) -> Answer:
@@ -49,7 +65,8 @@ def sort_command(
     last lines say how many images that means, and how many of the sorted images may be
     of classes that the model does not know. No file is overwritten. The same command
     resumes after an interruption. --undo moves files back and removes unchanged copies
-    and links.
+    and links. Correct the sorted folders by hand, and evergrow update MODEL OUT learns
+    them without the folders unknown and unsure.
 
     For example:
 
@@ -59,16 +76,20 @@ def sort_command(
 
       evergrow sort birds.evg photos/ --into sorted/ --copy --min 0.9 --unknown other
 
+      evergrow sort birds.evg photos.zip --into sorted/ --copy
+
+      evergrow sort birds.evg photos/ --into sorted/ --move --watch
+
       evergrow sort --undo sorted/sorted.csv
 
-    Exit codes: 0 done; 1 done but some files were left in place, such as unreadable
-    ones; 2 bad input or a full disk; 3 another process sorts into the folder; 130
-    interrupted, and the same command resumes.
+    Exit codes: 0 done, or --watch was ended; 1 done but some files were left in place,
+    such as unreadable ones; 2 bad input or a full disk; 3 another process sorts into
+    the folder; 130 interrupted, and the same command resumes.
 
     Parameters
     ----------
     folder
-        Folder of images, including its subfolders.
+        Folder of images, including its subfolders, or a .zip or .tar of one.
     into : OUT
         Folder for the sorted images; created if missing.
     move
@@ -82,6 +103,9 @@ def sort_command(
     least
         Minimum probability of the class; images below it go to the folder unsure. By
         default --strangers sets it: 0.8 for few, else 0.7.
+    watch
+        Keep running, and sort new images of FOLDER as they arrive, until Ctrl-C or
+        SIGTERM. A file is sorted when it did not change for two seconds.
     undo : TABLE
         Undo the sort of this table, such as sorted/sorted.csv.
     """
@@ -96,27 +120,46 @@ def sort_command(
             "Name a model, a folder of images, and by --into the folder to sort them "
             "into."
         )
-    modes = [
-        name
-        for name, wanted in (("move", move), ("copy", copy), ("link", link))
-        if wanted
-    ]
-    if len(modes) > 1:
-        raise ParameterError(
-            f"--{modes[0]} and --{modes[1]} do not go together; choose one."
-        )
+    mode = _mode(move=move, copy=copy, link=link)
+    image_options = options.ImageOptions(
+        run.device, run.cache, run.weights, run.as_json, on_error="skip"
+    )
+    settings: dict[str, Any] = {
+        "unknown": unknown,
+        "strangers": strangers,
+        "least": least,
+        "false_alarm": false_alarm,
+    }
+    if watch:
+        if mode is None:
+            raise ParameterError("--watch needs --move, --copy or --link.")
+        current = _CurrentModel(model, image_options)
+        return _watch(current, folder, into, mode, settings, run)
+    from evergrow.data.sorted_folders import TABLE
+
+    learner = load_model(model, image_options)
+    rows, notes = _sort_once(learner, folder, into, mode, settings, image_options)
+    notes += _doubts(learner, rows, strangers, least)
+    return _answer(folder, rows, notes, None if mode is None else into / TABLE)
+
+
+def _sort_once(
+    learner: Learner,
+    folder: Path,
+    into: Path,
+    mode: How | None,
+    settings: dict[str, Any],
+    run: options.ImageOptions,
+) -> tuple[list[SortedFile], list[str]]:
+    """Sort a folder, or only plan it without a mode. Return the rows and notes."""
+    from evergrow.data.sorted_folders import TABLE
     from evergrow.tools.sorting import (
-        TABLE,
         plan_sort,
         read_table,
         sort_folder,
         split_planned,
     )
 
-    image_options = options.ImageOptions(
-        run.device, run.cache, run.weights, run.as_json, on_error="skip"
-    )
-    learner = load_model(model, image_options)
     table_path = into / TABLE
     earlier: list[SortedFile] = []
     if os.path.lexists(table_path):
@@ -124,21 +167,12 @@ def sort_command(
     resumed, waiting = split_planned(earlier, folder)
     note_few_samples(learner)
     can_reject_unknown(learner)
-    settings: dict[str, Any] = {
-        "unknown": unknown,
-        "strangers": strangers,
-        "least": least,
-        "false_alarm": false_alarm,
-    }
-    if modes:
-        rows = sort_folder(
-            learner,
-            folder,
-            into,
-            modes[0],  # type: ignore[arg-type]
-            progress=bool(image_options.encode_settings()["progress"]),
-            **settings,
-        )
+    if mode is not None:
+        progress = bool(run.encode_settings()["progress"])
+        with _told_how_to_resume(table_path):
+            rows = sort_folder(
+                learner, folder, into, mode, progress=progress, **settings
+            )
         n_sorted = sum(bool(row.place) for row in rows)
         notes = [f"{plural(n_sorted, 'file')} sorted, listed in {table_path}"]
     else:
@@ -154,9 +188,132 @@ def sort_command(
             f"{plural(len(waiting), 'file')} of an interrupted sort of "
             f"{waiting[0].folder} are not sorted yet: sort that folder again"
         )
-    notes += _doubts(learner, rows, strangers, least)
-    written = table_path if modes else None
-    return _answer(folder, rows, notes, written)
+    return rows, notes
+
+
+def _mode(**wanted: bool) -> How | None:
+    """Return which of --move, --copy and --link is set, or None.
+
+    Raises
+    ------
+    ParameterError
+        If several are set.
+    """
+    modes = [name for name, is_wanted in wanted.items() if is_wanted]
+    if len(modes) > 1:
+        raise ParameterError(
+            f"--{modes[0]} and --{modes[1]} do not go together; choose one."
+        )
+    return cast("How", modes[0]) if modes else None
+
+
+@contextmanager
+def _told_how_to_resume(table_path: Path) -> Iterator[None]:
+    """Say in the message of an interruption how to continue and how to undo."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        message = "Interrupted; nothing was sorted."
+        if os.path.lexists(table_path):
+            message = (
+                "Interrupted. The same command sorts the rest; evergrow sort --undo "
+                f"{table_path} undoes what is sorted."
+            )
+        raise KeyboardInterrupt(message) from error
+
+
+# -- continuously ----------------------------------------------------------------------
+
+
+class _CurrentModel:
+    """A model file, loaded again if it has changed since.
+
+    Parameters
+    ----------
+    path : Path
+        The model file.
+    run : ImageOptions
+        How to run the backbone.
+    """
+
+    def __init__(self, path: Path, run: options.ImageOptions) -> None:
+        self.path = path
+        self._run = run
+        self._learner = load_model(path, run)
+        self._state = self._file_state()
+
+    def __call__(self) -> Learner:
+        """Return the model as it is in its file now."""
+        state = self._file_state()
+        if state != self._state:
+            self._learner = load_model(self.path, self._run)
+            self._state = state
+        return self._learner
+
+    def _file_state(self) -> tuple[int, int, int]:
+        status = existing_model(self.path).stat()
+        return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _watch(
+    load: _CurrentModel,
+    folder: Path,
+    into: Path,
+    mode: How,
+    settings: dict[str, Any],
+    run: options.BackboneOptions,
+) -> Answer:
+    """Sort new images until the command is ended: ``sort --watch``."""
+    from evergrow.data.sorted_folders import TABLE
+    from evergrow.tools.watching import sort_continuously
+
+    note_few_samples(load())
+    can_reject_unknown(load())
+    counts: Counter[str] = Counter()
+    left: dict[str, str] = {}
+    note_line(f"watching {folder}; Ctrl-C ends it")
+    with _ended_by_signals():
+        for rows in sort_continuously(load, folder, into, mode, **settings):
+            new_left = [row for row in rows if not row.place and row.file not in left]
+            left |= {row.file: row.note for row in new_left}
+            groups = Counter(row.group for row in rows if row.place)
+            counts += groups
+            if new_left:
+                n_left = plural(len(new_left), "file")
+                warn_line(f"{n_left} left in place: {_reasons(new_left)}")
+            if groups and not run.as_json:
+                names = [f"{name} {count}" for name, count in sorted(groups.items())]
+                n_sorted = plural(groups.total(), "file")
+                typer.echo(f"{n_sorted} sorted: {listed(names, _MAX_GROUPS)}")
+                flush()
+    table_path = into / TABLE
+    values = {
+        "table": str(table_path) if os.path.lexists(table_path) else None,
+        "folders": dict(sorted(counts.items())),
+        "left": left,
+    }
+    return Answer(values, [f"ended; {plural(counts.total(), 'file')} sorted"])
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End the block at Ctrl-C or SIGTERM, without an error.
+
+    The table of a sort is valid at any moment, so the block can end anywhere.
+    """
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+# -- what is printed -------------------------------------------------------------------
 
 
 def _doubts(

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -50,6 +49,8 @@ _MAX_HEADER_BYTES = 100_000_000
 """Limit of safetensors."""
 _MAX_CONTAINERS = 2_000_000
 """Lists and objects in a header. Each needs 60 to 200 bytes."""
+_LENGTH_BYTES = 8
+"""Bytes of the length of a header, which a file begins with."""
 _MAX_TENSORS = 65_536
 _MAX_PARTS = 4096
 
@@ -505,30 +506,7 @@ def _read_head(path: StrPath, data: bytes) -> dict[str, Any]:
         reads the file; ``digest``, its checksum; and ``archive``, JSON values of the
         archive without tensors.
     """
-    try:
-        (length,) = struct.unpack("<Q", data[:8])
-        if length > len(data) - 8:
-            raise ValueError("the header is cut off")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"its header has more than {_MAX_HEADER_BYTES:,} bytes")
-        header = _load_bounded_json(data[8 : 8 + length].decode())
-        if len(header) - 1 > _MAX_TENSORS:
-            raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
-        head = _load_bounded_json(header["__metadata__"][_KEY])
-        if not isinstance(head, dict):
-            raise ValueError("the header has the wrong form")
-    except (
-        struct.error,
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        UnicodeDecodeError,
-        RecursionError,
-    ) as error:
-        raise FileFormatError(
-            f"{path} is no evergrow file, or a part of one is missing ({error})"
-        ) from error
+    head = _parse_head(path, data)
     schema = head.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise FileFormatError(
@@ -560,6 +538,43 @@ def _read_head(path: StrPath, data: bytes) -> dict[str, Any]:
             "description, got more"
         )
     return head
+
+
+def _parse_head(path: StrPath, data: bytes) -> dict[str, Any]:
+    """Return evergrow's part of a safetensors header, not yet checked."""
+    problem = ""
+    try:
+        header = _load_bounded_json(_header_text(data))
+        if len(header) - 1 > _MAX_TENSORS:
+            raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
+        described = header.get("__metadata__", {}).get(_KEY)
+        if described is None:
+            raise ValueError("it is a safetensors file of another program")
+        head = _load_bounded_json(described)
+        if isinstance(head, dict):
+            return head
+        problem = "its header has the wrong form"
+    except (AttributeError, TypeError, json.JSONDecodeError, RecursionError):
+        problem = "its header has the wrong form"
+    except UnicodeDecodeError:
+        problem = "it has the content of another file type"
+    except ValueError as error:
+        problem = str(error)
+    raise FileFormatError(f"{path} is not an evergrow file, or is damaged: {problem}")
+
+
+def _header_text(data: bytes) -> str:
+    """Return the JSON text of a safetensors header, or raise :class:`ValueError`."""
+    if not data:
+        raise ValueError("it is empty")
+    if len(data) < _LENGTH_BYTES:
+        raise ValueError(f"it has only {len(data)} bytes")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError("it has the content of another file type")
+    if length > len(data) - _LENGTH_BYTES:
+        raise ValueError("it is cut off within its header")
+    return data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode()
 
 
 def _load_bounded_json(text: str) -> Any:

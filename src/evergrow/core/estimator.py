@@ -23,6 +23,8 @@ _MAX_SHOWN = 1000
 """Characters of a value in the display of notebooks."""
 _MAX_CLASSES = 30
 """Classes in the display of notebooks."""
+_CALLBACKS = ("_skl_callbacks", "_parent_callback_ctx")
+"""Attributes that scikit-learn sets on an estimator before it calls ``fit``."""
 
 
 def param_defaults(kind: type) -> dict[str, Any]:
@@ -58,10 +60,10 @@ class Estimator:
         return self
 
     def _reset(self) -> None:
-        """Forget everything learned: delete all attributes except the parameters."""
-        params = self.get_params(deep=False)
-        self.__dict__.clear()
-        self.__dict__.update(params)
+        """Delete all attributes except the parameters and scikit-learn's callbacks."""
+        kept = {*self._param_names(), *_CALLBACKS}
+        for name in self.__dict__.keys() - kept:
+            del self.__dict__[name]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy on labelled samples, from 0 to 1."""

@@ -80,11 +80,14 @@ def existing_model(path: StrPath) -> Path:
     evergrow.core.errors.ModelNotFoundError: No model 'nowhere.evg' here. Make one ...
     """
     if not os.path.isfile(path):
+        name = os.fspath(path)
         if os.path.islink(path):
-            raise ModelNotFoundError(f"{os.fspath(path)} is a link to nothing")
-        raise ModelNotFoundError(
-            f"No model {os.fspath(path)!r} here. Make one with fit."
-        )
+            raise ModelNotFoundError(f"{name} is a link to nothing")
+        if os.path.isdir(path):
+            raise ModelNotFoundError(f"{name} is a folder, not a model file.")
+        if os.path.exists(path):
+            raise ModelNotFoundError(f"{name} is a pipe or a device, not a model file.")
+        raise ModelNotFoundError(f"No model {name!r} here. Make one with fit.")
     return Path(os.path.realpath(path))
 
 
@@ -187,7 +190,7 @@ def atomic_path(path: StrPath, *, like: StrPath | None = None) -> Iterator[Path]
             reference = Path(like)
         _take_access(temporary, reference, new_mode)
         os.replace(temporary, target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 @contextmanager
@@ -280,8 +283,8 @@ def _take_access(path: Path, like: Path, new_mode: int) -> None:
     os.chmod(path, mode)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a rename in it is durable."""
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a rename in it is durable; do nothing on Windows."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

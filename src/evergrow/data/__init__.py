@@ -5,8 +5,14 @@ makes it known.
 """
 
 from evergrow.core.errors import DatasetNotFoundError
-from evergrow.data import folders, parquet, tables, webdataset  # noqa: F401
-from evergrow.data.arrays import FeatureSet, save_features
+from evergrow.data import (  # noqa: F401
+    folders,
+    parquet,
+    sorted_folders,
+    tables,
+    webdataset,
+)
+from evergrow.data.arrays import save_features
 from evergrow.data.inputs import read, search_path
 from evergrow.data.items import Dataset, Samples
 from evergrow.data.load import DataReport, inspect_data, load_data, load_features
@@ -18,7 +24,6 @@ __all__ = [
     "DataReport",
     "Dataset",
     "DatasetNotFoundError",
-    "FeatureSet",
     "Samples",
     "Shard",
     "Source",

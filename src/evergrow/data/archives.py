@@ -26,6 +26,7 @@ from evergrow.core.escaping import one_line, printable
 from evergrow.data.folders import Walk, counts_text, images_below, is_hidden
 from evergrow.data.items import Dataset
 from evergrow.data.readers import (
+    ARCHIVE_SUFFIXES,
     DataOptions,
     read_folder,
     reader_of_folder,
@@ -33,17 +34,6 @@ from evergrow.data.readers import (
 )
 from evergrow.data.storage import RATIO, ROOM, Tree
 from evergrow.data.tables import TABLE_SUFFIXES
-
-ARCHIVE_SUFFIXES = (
-    ".zip",
-    ".tar",
-    ".tar.gz",
-    ".tgz",
-    ".tar.bz2",
-    ".tbz2",
-    ".tar.xz",
-    ".txz",
-)
 
 MOST_FILES = 2_000_000
 """Maximum number of files in an archive."""

@@ -10,11 +10,11 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,8 @@ from evergrow.core.record import (
     to_document,
 )
 from evergrow.data.archives import open_zip, wrap_format_errors
-from evergrow.data.class_labels import class_labels
-from evergrow.data.feature_blocks import (
-    as_features,
-    check_finite,
-    check_widths,
-    join_blocks,
-)
+from evergrow.data.class_labels import check_test_classes, class_labels
+from evergrow.data.feature_blocks import as_features, check_widths, join_blocks
 from evergrow.data.items import Dataset, Images, Samples, concat_samples
 from evergrow.data.readers import has_files, register_reader
 from evergrow.data.shards import Shard, Source, check_same_form, where_of
@@ -63,7 +58,7 @@ If there is no test part, all rows are the test part, too.
 STAMP = "evergrow"
 """Name of the array with kind, version and writer in files written by evergrow."""
 
-_TEXTS = ("classes", "backbone", STAMP)
+_DESCRIPTIONS = ("classes", "blocks", "backbone", STAMP)
 # numpy.lib.format has no type annotations in some of the supported versions.
 _FORMAT: Any = np.lib.format
 _READ_BYTES = 8192
@@ -73,154 +68,6 @@ _LOCAL_HEADER_BYTES = 30
 """Length of a local header of a zip, without name and extra fields."""
 
 _MAX_ARRAYS = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureSet:
-    """Features and labels of a training and a test set, in their stored types.
-
-    Parameters
-    ----------
-    name : str
-        Name of the data set; never a path.
-    X_train, X_test : ndarray of shape (n, d), (m, d)
-        Finite features.
-    y_train, y_test : ndarray of shape (n,), (m,)
-        Labels. Every test label occurs in training.
-    class_names : tuple of str
-        Names of integer labels 0, 1, ...; can be empty.
-    backbone : mapping
-        Backbone of the features as plain values for records and files; can be empty.
-    origin : str
-        Fingerprint of the images or texts that the features were computed from, if
-        known.
-    unknown : mapping
-        Fields of the file that a later evergrow wrote; they are written again.
-    has_test : bool
-        Whether there is a test set. ``X_test`` must be empty without one, and only
-        then.
-    widths : tuple of int
-        Columns of each block, if a row holds several blocks side by side as a network
-        computed them. :meth:`part` returns them joined, at equal energy. Empty if rows
-        are used as they are.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.data import FeatureSet
-    >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
-    >>> data = FeatureSet("toy", X, y, X, y)
-    >>> data.part("train").labels[2:4].tolist()
-    ['1', '1']
-    """
-
-    name: str
-    X_train: NDArray[Any]
-    y_train: NDArray[Any]
-    X_test: NDArray[Any]
-    y_test: NDArray[Any]
-    class_names: tuple[str, ...] = ()
-    backbone: Mapping[str, Any] = field(default_factory=dict)
-    origin: str = ""
-    unknown: Mapping[str, Any] = field(default_factory=dict)
-    has_test: bool = True
-    widths: tuple[int, ...] = ()
-    kind: ClassVar[str] = "features"
-    layout: ClassVar[str] = "arrays"
-    source: ClassVar[str] = ""
-    notes: ClassVar[tuple[str, ...]] = ()
-    cautions: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_part("train", self.X_train, self.y_train, empty=False)
-        _check_part("test", self.X_test, self.y_test, empty=not self.has_test)
-        if self.X_train.shape[1] != self.X_test.shape[1]:
-            raise InputError(
-                f"X_test must have columns like X_train, got {_described(self.X_test)}"
-            )
-        check_widths("widths", self.widths, self.X_train.shape[1])
-        unknown = np.setdiff1d(self.y_test, self.y_train)
-        if len(unknown):
-            raise LabelError(
-                "y_test must only hold labels of y_train, "
-                f"got {unknown[:5].tolist()} besides"
-            )
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes in the training set."""
-        return len(np.unique(self.y_train))
-
-    def part(self, part: str) -> Samples:
-        """Return the samples of the part ``"train"``, ``"test"`` or ``"all"``.
-
-        Without a test part, every name stands for all samples.
-        """
-        X: NDArray[Any] = self.X_train
-        y: NDArray[Any] = self.y_train
-        if self.has_test and part == "test":
-            X = self.X_test
-            y = self.y_test
-        elif self.has_test and part == "all":
-            X = np.concatenate([self.X_train, self.X_test])
-            y = np.concatenate([self.y_train, self.y_test])
-        names = [self.class_name(label) for label in y.tolist()]
-        return Samples(
-            "features",
-            features=join_blocks(as_features(X, self.name), self.widths),
-            labels=np.array(names, dtype=np.str_),
-            origin=self.backbone,
-            widths=self.widths,
-        )
-
-    def class_name(self, label: Any) -> str:
-        """Return the name of a label."""
-        if isinstance(label, int) and 0 <= label < len(self.class_names):
-            return self.class_names[label]
-        return str(label)
-
-    def describe(self) -> dict[str, Any]:
-        """Return a description of the data for a record, as plain values."""
-        described: dict[str, Any] = {
-            "name": self.name,
-            "n_train": len(self.y_train),
-            "n_test": len(self.y_test),
-            "n_features": int(self.X_train.shape[1]),
-            "n_classes": self.n_classes,
-        }
-        if self.backbone:
-            described["backbone"] = dict(self.backbone)
-        return described
-
-
-def _check_part(part: str, X: Any, y: Any, *, empty: bool) -> None:
-    """Raise unless features are a finite float matrix, with one label per row.
-
-    ``part`` is ``"train"`` or ``"test"``. If ``empty``, it must have no rows; otherwise
-    it must have some.
-    """
-    is_matrix = (
-        isinstance(X, np.ndarray)
-        and X.ndim == 2
-        and X.dtype.kind == "f"
-        and X.shape[1] > 0
-    )
-    if not is_matrix or (len(X) == 0) != empty:
-        size = "an empty" if empty else "a non-empty"
-        reason = " because has_test is false" if empty else ""
-        raise InputError(
-            f"X_{part} must be {size} 2-D floating-point array{reason}, "
-            f"got {_described(X)}"
-        )
-    if (
-        not isinstance(y, np.ndarray)
-        or y.shape != X.shape[:1]
-        or y.dtype.kind not in "biuU"
-    ):
-        raise LabelError(
-            f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}"
-        )
-    check_finite(X, f"X_{part}")
 
 
 def _described(array: Any) -> str:
@@ -242,23 +89,29 @@ class Stamp:
 # -- files -----------------------------------------------------------------------------
 
 
-def save_features(path: StrPath, data: FeatureSet) -> None:
-    """Write a feature set to a file for :func:`load_features`, atomically.
+def save_features(path: StrPath, data: Dataset) -> None:
+    """Write features and labels to a file for :func:`load_features`, atomically.
 
     Parameters
     ----------
     path : path-like
         A ``.npz`` file.
-    data : FeatureSet
+    data : Dataset
         The features. Their backbone is written as a separate JSON text.
+
+    Raises
+    ------
+    InputError
+        If the data are images or texts.
+    LabelError
+        If a class occurs in the test part only.
 
     Examples
     --------
     >>> import tempfile
     >>> import numpy as np
-    >>> from evergrow.data import FeatureSet, load_features, save_features
-    >>> X, y = np.eye(2), np.array([0, 1])
-    >>> data = FeatureSet("toy", X, y, X, y, ("cat", "dog"))
+    >>> from evergrow.data import Dataset, load_features, save_features
+    >>> data = Dataset.of(np.eye(8), ["cat", "dog"] * 4)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_features(f"{folder}/toy.npz", data)
     ...     load_features(f"{folder}/toy.npz").class_names
@@ -267,10 +120,14 @@ def save_features(path: StrPath, data: FeatureSet) -> None:
     target = Path(path)
     if target.suffix != SUFFIX:
         raise ParameterError(f"feature file must end in {SUFFIX}, got {target.name!r}")
-    stamp = to_document(Stamp(data.widths, Extra(data.unknown)))
+    if data.test is not None:
+        check_test_classes(data.class_names, data.test.required_labels().tolist())
+    # Joined features are read again as they are: as one block.
+    widths = () if data.train.joined else data.train.widths
+    stamp = to_document(Stamp(widths, Extra(data.unknown)))
     arrays: dict[str, Any] = {
         "classes": np.array(data.class_names, dtype=np.str_),
-        "backbone": np.array(json.dumps(dict(data.backbone))),
+        "backbone": np.array(json.dumps(dict(data.train.backbone))),
         STAMP: np.array(json.dumps(stamp)),
         **{name: getattr(data, name) for name in REQUIRED},
     }
@@ -321,8 +178,8 @@ class FileMetadata(NamedTuple):
 class ArrayFile:
     """Arrays and texts of an NPZ file. Opening it reads only headers and texts.
 
-    Its attributes are ``arrays`` and ``texts`` by name, ``class_names``, and
-    ``others``, the names of arrays that evergrow does not use.
+    Its attributes are ``arrays`` and ``texts`` by name, ``class_names``, ``blocks``,
+    the widths in its array of that name, and ``others``, the names of unused arrays.
 
     Parameters
     ----------
@@ -346,6 +203,7 @@ class ArrayFile:
         self.texts: dict[str, str] = {}
         self.others: list[str] = []
         self.class_names: tuple[str, ...] = ()
+        self.blocks: tuple[int, ...] = ()
         with wrap_format_errors(self.title, "NPZ file of plain arrays"):
             self._index()
 
@@ -389,8 +247,9 @@ class ArrayFile:
             stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
         backbone_json = self.texts.get("backbone", "{}")
         backbone = parse_json(backbone_json, f"{self.title}: backbone")
+        widths = stamp.widths or self.blocks
         try:
-            check_widths("widths", stamp.widths, width)
+            check_widths("blocks", widths, width)
             if not isinstance(backbone, dict):
                 raise InputError(
                     f"backbone must be an object, got {type(backbone).__name__}"
@@ -399,12 +258,12 @@ class ArrayFile:
             raise FileFormatError(
                 f"{self.title}: the metadata must match the features: {error}"
             ) from error
-        return FileMetadata(backbone, stamp.widths, dict(stamp.extra.values))
+        return FileMetadata(backbone, widths, dict(stamp.extra.values))
 
     def _index(self) -> None:
         """Fill the attributes: find the arrays in the file, and read the texts."""
         pairs = [pair for pairs in _KEYS.values() for pair in pairs]
-        known = {name for pair in pairs for name in pair} | set(_TEXTS)
+        known = {name for pair in pairs for name in pair} | set(_DESCRIPTIONS)
         with (
             self._tree.open(self._name, _READ_BYTES) as file,
             open_zip(file, self.title, _MAX_ARRAYS) as archive,
@@ -418,7 +277,7 @@ class ArrayFile:
                     self.others.append(key)
             self._check_entries(entries.values())
             for key, info in entries.items():
-                if key in _TEXTS:
+                if key in _DESCRIPTIONS:
                     self._read_text(archive, key, info)
                 else:
                     self.arrays[key] = self._locate(archive, key, info)
@@ -438,7 +297,7 @@ class ArrayFile:
     def _read_text(
         self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
     ) -> None:
-        """Read an array of texts into ``class_names`` or ``texts``."""
+        """Read a small array into ``class_names``, ``blocks`` or ``texts``."""
         with archive.open(info) as entry:
             _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
         with archive.open(info) as entry:
@@ -446,6 +305,10 @@ class ArrayFile:
         value = np.asarray(array)
         if key == "classes":
             self.class_names = tuple(str(name) for name in value.reshape(-1))
+        elif key == "blocks":
+            if value.dtype.kind not in "iu":
+                raise ValueError(f"blocks must be whole numbers, got {value.dtype}")
+            self.blocks = tuple(value.reshape(-1).tolist())
         else:
             self.texts[key] = str(value)
 
@@ -666,14 +529,14 @@ class ArraySource(Source):
             labels=labels,
             row_names=names,
             widths=metadata.widths,
-            origin=metadata.backbone,
+            backbone=metadata.backbone,
         )
 
     def samples(self) -> Samples:
         """Return all samples of the selected part."""
         return replace(concat_samples(list(self.chunks(2**62))), row_names=())
 
-    def dataset(self) -> Dataset | FeatureSet:
+    def dataset(self) -> Dataset:
         """Return features in their stored types, or labelled images.
 
         Several files are read as :meth:`Source.dataset` does.
@@ -694,9 +557,7 @@ class ArraySource(Source):
                 f"but it lacks {', '.join(missing)}"
             )
         try:
-            if file.arrays[train[0]].is_pixels:
-                return _pixel_dataset(file, pairs)
-            return _feature_set(Path(name).stem, file, pairs)
+            return _dataset(Path(name).stem, file, pairs)
         except (InputError, LabelError) as error:
             raise FileFormatError(
                 f"{file.title} must hold labelled features or images: {error}"
@@ -732,41 +593,29 @@ def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
         )
 
 
-def _pixel_dataset(file: ArrayFile, pairs: Sequence[tuple[str, str]]) -> Dataset:
-    """Return the images in the arrays of one or two pairs (images, labels)."""
+def _dataset(name: str, file: ArrayFile, pairs: list[tuple[str, str]]) -> Dataset:
+    """Return the samples in the arrays of one or two pairs (samples, labels)."""
     known = dict(enumerate(file.class_names))
     parts: list[Any] = []
-    for pixels_key, labels_key in pairs:
-        _check_arrays(file, pixels_key, labels_key)
+    for samples_key, labels_key in pairs:
+        _check_arrays(file, samples_key, labels_key)
         labels = file.rows(labels_key)
         class_labels(labels.tolist(), known, file.title)  # checks them
-        is_empty_test = bool(parts) and not len(labels)
-        images = None if is_empty_test else Images(file.rows(pixels_key))
-        parts += [images, labels]
-    return Dataset.of(*parts, names=file.class_names, layout="arrays")
-
-
-def _feature_set(
-    name: str, file: ArrayFile, pairs: Sequence[tuple[str, str]]
-) -> FeatureSet:
-    """Return the features in the arrays of one or two pairs (features, labels)."""
-    X = file.rows(pairs[0][0])
-    y = file.rows(pairs[0][1])
-    X_test = X[:0]
-    y_test = y[:0]
-    if len(pairs) > 1:
-        X_test = file.rows(pairs[1][0])
-        y_test = file.rows(pairs[1][1])
-    metadata = file.metadata(X.shape[1] if X.ndim == 2 else 0)
-    return FeatureSet(
-        name,
-        X,
-        y,
-        X_test,
-        y_test,
-        class_names=file.class_names,
+        if parts and not len(labels):
+            break  # an empty test part
+        values: Any = file.rows(samples_key)
+        if file.arrays[samples_key].is_pixels:
+            values = Images(values)
+        parts += [values, labels]
+    metadata = FileMetadata({}, (), {})
+    if not file.arrays[pairs[0][0]].is_pixels:
+        metadata = file.metadata(parts[0].shape[1])
+    return Dataset.of(
+        *parts,
+        names=file.class_names,
         backbone=metadata.backbone,
-        unknown=metadata.unknown,
-        has_test=len(X_test) > 0 or len(y_test) > 0,
         widths=metadata.widths,
+        unknown=metadata.unknown,
+        name=name,
+        layout="arrays",
     )

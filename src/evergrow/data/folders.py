@@ -14,6 +14,7 @@ from evergrow.core.escaping import printable, quote_names
 from evergrow.data.class_labels import check_test_classes
 from evergrow.data.items import Dataset, is_image, unread_format
 from evergrow.data.readers import (
+    ARCHIVE_SUFFIXES,
     TEST_WORDS,
     TRAIN_WORDS,
     DataOptions,
@@ -52,7 +53,7 @@ class Walk:
     ignored : Counter
         Files left out, by reason.
     unread : Counter
-        Images in formats that cannot be read, by format and remedy.
+        Images in formats that cannot be read, and archives, by format and remedy.
     """
 
     tree: Tree
@@ -124,7 +125,7 @@ class Walk:
     def cautions(self) -> list[str]:
         """Return a caution about every image format that cannot be read."""
         return [
-            f"{title} images left out: {count}; {remedy}"
+            f"{title} left out: {count}; {remedy}"
             for (title, remedy), count in sorted(self.unread.items())
         ]
 
@@ -143,6 +144,8 @@ class Walk:
     def _count_other(self, name: str) -> None:
         """Count a file as left out, by its image format or its suffix."""
         unread = unread_format(name)
+        if name.lower().endswith(ARCHIVE_SUFFIXES):
+            unread = ("archives inside", "unpack them first")
         if unread:
             self.unread[unread] += 1
             return
@@ -309,9 +312,10 @@ def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> 
     """
     tree = walk.tree
     class_folders = [_class_folders(walk, part) for part in parts]
-    cautions = []
+    doubts = []
     for folders in class_folders:
-        cautions += _nesting_cautions(tree, folders)
+        doubts += [*_nesting_cautions(tree, folders), *_name_cautions(tree, folders)]
+    cautions = list(doubts)
     found = [_images_of(walk, folders) for folders in class_folders]
     for part in found:
         if part.empty:
@@ -331,6 +335,7 @@ def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> 
         layout=layout,
         notes=(*walk.notes(), *notes),
         cautions=(*cautions, *walk.cautions()),
+        doubts=tuple(doubts),
     )
 
 
@@ -396,6 +401,26 @@ def _nesting_cautions(tree: Tree, folders: list[str]) -> list[str]:
         f"subfolders of the same names ({quote_names(repeated)}) repeat in {outer}, "
         "which were taken as the classes; if the inner folders are the classes, move "
         "them up or list their images in a table"
+    ]
+
+
+def _name_cautions(tree: Tree, folders: list[str]) -> list[str]:
+    """Return a caution if class folders are probably parts of a data set.
+
+    These are named train, test or the like, and have subfolders. A folder named train
+    without subfolders can show trains.
+    """
+    parts = [
+        posixpath.basename(folder)
+        for folder in folders
+        if posixpath.basename(folder).lower() in (*TRAIN_WORDS, *TEST_WORDS)
+        and any(kind == "folder" for _, kind in tree.entries(folder))
+    ]
+    if not parts:
+        return []
+    return [
+        f"{quote_names(parts)} became a class, although it is a usual name of a part "
+        "of the data; point to the folder whose subfolders are the classes"
     ]
 
 

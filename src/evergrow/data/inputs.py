@@ -34,12 +34,12 @@ from evergrow.core.errors import (
 )
 from evergrow.core.files import StrPath
 from evergrow.core.validation import as_weights, is_instance_of, with_changes
-from evergrow.data.archives import ARCHIVE_SUFFIXES
-from evergrow.data.arrays import FeatureSet, read_npy
+from evergrow.data.arrays import read_npy
 from evergrow.data.feature_blocks import as_features
 from evergrow.data.folders import is_hidden, test_file_of, unwrapped
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.readers import (
+    ARCHIVE_SUFFIXES,
     DEFAULTS,
     DataOptions,
     file_suffixes,
@@ -69,10 +69,10 @@ def read_labelled(
 
     Parameters
     ----------
-    data : path-like, Dataset, FeatureSet, Samples or (items, labels)
+    data : path-like, Dataset, Samples or (items, labels)
         The source. Paths and names are read by :func:`evergrow.data.read`. No test
-        part is drawn: a source without one is read completely. Samples are returned
-        unchanged.
+        part is drawn: a source without one is read completely. Blocks of features are
+        joined; other Samples are returned unchanged.
     part : {"train", "test", "all"}
         Part to read of a source with a training and a test part.
     kind : {"image", "text", "features"}, optional
@@ -101,10 +101,10 @@ def read_labelled(
     ('features', ['a', 'b', 'b'])
     """
     if isinstance(data, Samples):
-        return data
+        return data.join()
     if isinstance(data, (str, os.PathLike)):
         data = read_parts(data, options)
-    if isinstance(data, (Dataset, FeatureSet)):
+    if isinstance(data, Dataset):
         return data.part(part)
     if isinstance(data, tuple) and len(data) == 2:
         samples = read_items(data[0], kind)
@@ -113,21 +113,18 @@ def read_labelled(
         return replace(samples, labels=names, label_kind=_label_kind(labels))
     size = f" of {len(data)}" if isinstance(data, tuple) else ""
     raise InputError(
-        "data must be a path, a Dataset, a FeatureSet or a pair (items, labels), "
+        "data must be a path, a Dataset or a pair (items, labels), "
         f"got {type(data).__name__}{size}"
     )
 
 
-def read_parts(
-    source: StrPath, options: DataOptions | None = None
-) -> Dataset | FeatureSet:
+def read_parts(source: StrPath, options: DataOptions | None = None) -> Dataset:
     """Return the data at a path or under a name, and warn of probable mistakes.
 
     No test part is drawn.
     """
     found = read(source, options).dataset()
-    if isinstance(found, Dataset):
-        warn_about(name_of(os.fspath(source)), found.cautions, level=4)
+    warn_about(name_of(os.fspath(source)), found.cautions, level=4)
     return found
 
 
@@ -157,8 +154,8 @@ def read_items(
     Returns
     -------
     Samples
-        Without labels, except for `items` that are Samples: they are returned
-        unchanged.
+        Without labels, except for `items` that are Samples: of these, only blocks of
+        features are joined.
 
     Raises
     ------
@@ -177,7 +174,7 @@ def read_items(
     'image'
     """
     if isinstance(items, Samples):
-        return items
+        return items.join()
     if isinstance(items, Items):
         lasting = isinstance(items, Images) and items.lasting
         return Samples(items.kind, items, lasting=lasting)
@@ -218,7 +215,7 @@ def read_unknown(
     Other items, and folders of images without class folders, are read by
     :func:`read_items`.
     """
-    if isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet)):
+    if isinstance(unknown, (str, os.PathLike, tuple, Dataset)):
         try:
             return read_labelled(unknown, part, kind, options)
         except InputError:
@@ -341,9 +338,12 @@ def _from_features(array: NDArray[Any]) -> Samples:
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
+        hint = ""
+        if array.ndim in (3, 4) and array.dtype.kind in "fiu":
+            hint = "; images must be uint8, from 0 to 255"
         raise InputError(
             "features must be numbers of shape (n, d), "
-            f"got {array.dtype} of shape {array.shape}"
+            f"got {array.dtype} of shape {array.shape}{hint}"
         )
     return Samples("features", features=as_features(array, "features"))
 

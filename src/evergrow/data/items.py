@@ -28,6 +28,12 @@ from evergrow.core.errors import (
 )
 from evergrow.core.files import StrPath
 from evergrow.data.class_labels import Label
+from evergrow.data.feature_blocks import (
+    as_features,
+    check_finite,
+    check_widths,
+    join_blocks,
+)
 
 Kind = Literal["image", "text"]
 
@@ -447,9 +453,12 @@ def unread_format(name: str) -> tuple[str, str] | None:
     """
     extra = plugin_of(name)
     if extra is not None and not has_plugin(extra):
-        return _PLUGINS[extra].title, f"pip install 'evergrow[{extra}]' reads them"
+        return (
+            f"{_PLUGINS[extra].title} images",
+            f"pip install 'evergrow[{extra}]' reads them",
+        )
     if name.lower().endswith(_UNSUPPORTED):
-        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG"
+        return "AVIF, JPEG XL, JPEG 2000, SVG or PSD images", "save them as JPEG or PNG"
     return None
 
 
@@ -484,15 +493,19 @@ class Samples:
     items : Items or None
         Images or texts.
     features : ndarray of shape (n, d) or None
-        Feature vectors, their blocks joined.
+        Feature vectors.
     labels : ndarray of str of shape (n,) or None
         Class names.
     lasting : bool
         Whether the samples are stored in files, so that caching features pays.
-    origin : mapping
-        Backbone and recipe of the features; empty if unknown.
+    backbone : mapping
+        Backbone and recipe of the features as plain values; empty if unknown.
     widths : tuple of int
-        Columns of each block of the features; empty if unknown.
+        Columns of each block, if rows of features hold several blocks side by side;
+        empty if unknown.
+    joined : bool
+        Whether the blocks are scaled to equal energy, as heads learn them. Features of
+        a data set are stored as a network computes them; see :meth:`join`.
     label_kind : {"name", "integer", "boolean"} or None
         Type of the labels before their conversion to names; None for labels read from a
         file.
@@ -509,8 +522,9 @@ class Samples:
     features: NDArray[Any] | None = None
     labels: NDArray[np.str_] | None = None
     lasting: bool = False
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    backbone: Mapping[str, Any] = field(default_factory=dict)
     widths: tuple[int, ...] = ()
+    joined: bool = True
     label_kind: str | None = None
     weights: NDArray[np.float64] | None = None
     columns: tuple[str, ...] = ()
@@ -520,6 +534,17 @@ class Samples:
         if self.features is not None:
             return len(self.features)
         return len(self.raw_items())
+
+    @property
+    def n_features(self) -> int:
+        """Number of feature columns; 0 for images and texts."""
+        return 0 if self.features is None else self.features.shape[1]
+
+    def required_features(self) -> NDArray[Any]:
+        """Return the features; raise :class:`InputError` for images and texts."""
+        if self.features is None:
+            raise InputError(f"samples must be feature vectors, got {self.kind}s")
+        return self.features
 
     def raw_items(self) -> Items:
         """Return the images or texts; raise :class:`InputError` for features."""
@@ -540,6 +565,17 @@ class Samples:
         if self.items is None:
             return [f"row {row}" for row in range(len(self))]
         return [self.items.name(row) for row in range(len(self))]
+
+    def join(self) -> Samples:
+        """Return the samples with features as heads learn them.
+
+        They are float32 or float64, and their blocks are joined at equal energy.
+        Images and texts are returned unchanged.
+        """
+        if self.features is None or self.joined:
+            return self
+        features = join_blocks(as_features(self.features, "features"), self.widths)
+        return replace(self, features=features, joined=True)
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Samples:
         """Return the samples at row indices."""
@@ -586,7 +622,8 @@ class Dataset:
     Parameters
     ----------
     train : Samples
-        Training samples, or all samples if there is no test part.
+        Training samples, or all samples if there is no test part. Features are stored
+        as a network computes them.
     test : Samples, optional
         Test samples. They can have classes that the training samples lack, unless
         :func:`evergrow.data.load_data` read them.
@@ -599,6 +636,12 @@ class Dataset:
         Path or address of the data, and the reader that read them.
     notes, cautions : tuple of str
         Remarks for the user, and probable mistakes in the data.
+    doubts : tuple of str
+        Cautions that the classes are probably not the right folders.
+    origin : str
+        Fingerprint of the images or texts that features were computed from, if known.
+    unknown : mapping
+        Fields of a feature file that a later evergrow wrote; they are written again.
 
     Examples
     --------
@@ -608,6 +651,10 @@ class Dataset:
     >>> mail = Dataset.of(texts, ["spam", "ham", "spam"])
     >>> mail.class_names, mail.y_train.tolist(), mail.has_test
     (('ham', 'spam'), [1, 0, 1], False)
+    >>> import numpy as np
+    >>> toy = Dataset.of(np.eye(4), [3, 3, 5, 5], name="toy")
+    >>> toy.kind, toy.X_train.shape, toy.y_train.tolist()
+    ('features', (4, 4), [0, 0, 1, 1])
     """
 
     train: Samples
@@ -618,33 +665,44 @@ class Dataset:
     layout: str = ""
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    origin: str = ""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
-        train: Items,
+        train: Items | NDArray[Any],
         train_labels: Sequence[Label] | NDArray[Any],
-        test: Items | None = None,
+        test: Items | NDArray[Any] | None = None,
         test_labels: Sequence[Label] | NDArray[Any] = (),
         *,
         names: Mapping[int, str] | Sequence[str] = (),
+        backbone: Mapping[str, Any] | None = None,
+        widths: Sequence[int] = (),
         **about: Any,
     ) -> Dataset:
-        """Return a data set of items and labels.
+        """Return a data set of items or features and labels.
 
         Parameters
         ----------
-        train, test : Items
-            The samples.
+        train, test : Items or ndarray of shape (n, d)
+            Images or texts, or feature vectors as a network computes them.
         train_labels, test_labels : sequence of str or int
             Their labels. If one label is a string, all are treated as names.
         names : mapping or sequence of str
             Names of integer labels, if known.
+        backbone : mapping, optional
+            Backbone and recipe of features as plain values.
+        widths : sequence of int
+            Columns of each block of features; empty for a single block.
         **about
-            Fields of the data set: name, source, layout, notes and cautions.
+            Fields of the data set: name, source, layout, notes, cautions and doubts.
 
         Raises
         ------
+        InputError
+            If features are not finite numbers, or differ in their columns.
         LabelError
             If there is not one label per sample.
         """
@@ -667,7 +725,16 @@ class Dataset:
         samples = []
         for items, labels in parts:
             array = np.array(list(map(class_name, labels)), dtype=np.str_)
-            samples.append(Samples(items.kind, items, labels=array, lasting=True))
+            if isinstance(items, Items):
+                part = Samples(items.kind, items, labels=array, lasting=True)
+            else:
+                part = _feature_samples(items, array, widths, backbone or {})
+            samples.append(part)
+        if len({part.n_features for part in samples}) > 1:
+            raise InputError(
+                f"test features must have {samples[0].n_features} columns like the "
+                f"training features, got {samples[1].n_features}"
+            )
         # All labels are strings or all are integers here, so they can be sorted.
         class_names = tuple(map(class_name, sorted(set(parts[0][1]))))
         test_samples = samples[1] if len(samples) > 1 else None
@@ -677,6 +744,18 @@ class Dataset:
     def kind(self) -> str:
         """Kind of the samples: ``"image"``, ``"text"`` or ``"features"``."""
         return self.train.kind
+
+    @property
+    def X_train(self) -> NDArray[Any]:  # noqa: N802
+        """Training features as stored; raises :class:`InputError` for other data."""
+        return self.train.required_features()
+
+    @property
+    def X_test(self) -> NDArray[Any]:  # noqa: N802
+        """Test features as stored; no rows if there is no test part."""
+        if self.test is None:
+            return self.X_train[:0]
+        return self.test.required_features()
 
     @property
     def has_test(self) -> bool:
@@ -708,10 +787,50 @@ class Dataset:
     def part(self, part: str) -> Samples:
         """Return the part ``"train"``, ``"test"`` or ``"all"``.
 
-        Without a test part, every name stands for all samples.
+        Without a test part, every name stands for all samples. Blocks of features are
+        joined.
         """
         if self.test is None or part == "train":
-            return self.train
+            return self.train.join()
         if part == "test":
-            return self.test
-        return concat_samples([self.train, self.test])
+            return self.test.join()
+        return concat_samples([self.train, self.test]).join()
+
+    def describe(self) -> dict[str, Any]:
+        """Return a description of the data for a record, as plain values."""
+        described: dict[str, Any] = {
+            "name": self.name,
+            "n_train": len(self.train),
+            "n_test": 0 if self.test is None else len(self.test),
+            "n_features": self.train.n_features,
+            "n_classes": self.n_classes,
+        }
+        if self.train.backbone:
+            described["backbone"] = dict(self.train.backbone)
+        return described
+
+
+def _feature_samples(
+    X: Any, labels: NDArray[np.str_], widths: Sequence[int], backbone: Mapping[str, Any]
+) -> Samples:
+    """Return features of a data set as samples after checking their form."""
+    if (
+        not isinstance(X, np.ndarray)
+        or X.ndim != 2
+        or X.dtype.kind not in "fiu"
+        or 0 in X.shape
+    ):
+        shape = getattr(X, "shape", ())
+        raise InputError(
+            "samples must be Images, Texts or a non-empty 2-D array of numbers, "
+            f"got {type(X).__name__} of shape {shape}"
+        )
+    check_finite(X, "features")
+    return Samples(
+        "features",
+        features=X,
+        labels=labels,
+        backbone=backbone,
+        widths=check_widths("widths", list(widths), X.shape[1]),
+        joined=False,
+    )

@@ -8,13 +8,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from evergrow.core.errors import DataWarning, FileFormatError
 from evergrow.core.escaping import quote_names
 from evergrow.core.files import StrPath
 from evergrow.core.validation import with_changes
-from evergrow.data.arrays import FeatureSet
 from evergrow.data.class_labels import (
     check_test_classes,
     spelling_cautions,
@@ -33,7 +30,7 @@ FEW = 5
 
 def load_data(
     source: StrPath, options: DataOptions | None = None, **settings: Any
-) -> Dataset | FeatureSet:
+) -> Dataset:
     r"""Load labelled images, texts or features with a training and a test part.
 
     Images are not decoded.
@@ -50,8 +47,7 @@ def load_data(
 
     Returns
     -------
-    Dataset or FeatureSet
-        A FeatureSet for arrays of features, otherwise a Dataset.
+    Dataset
 
     Warns
     -----
@@ -82,12 +78,11 @@ def load_data(
     chosen = with_changes(options or DEFAULTS, settings, "data setting")
     text = os.fspath(source)
     data = complete_data(read(text, chosen).dataset(), text, chosen)
-    if isinstance(data, Dataset):
-        warn_about(data.name, [*data.cautions, *count_cautions(data)])
+    warn_about(data.name, [*data.cautions, *count_cautions(data)])
     return data
 
 
-def load_features(name: StrPath) -> FeatureSet:
+def load_features(name: StrPath) -> Dataset:
     """Load features by path, or by name from the search path.
 
     Parameters
@@ -100,7 +95,7 @@ def load_features(name: StrPath) -> FeatureSet:
 
     Returns
     -------
-    FeatureSet
+    Dataset
 
     Raises
     ------
@@ -108,6 +103,8 @@ def load_features(name: StrPath) -> FeatureSet:
         If there is no such file.
     FileFormatError
         If the file is damaged or lacks an array.
+    LabelError
+        If a class occurs in the test part only.
 
     Examples
     --------
@@ -120,45 +117,16 @@ def load_features(name: StrPath) -> FeatureSet:
     ...     load_features(f"{folder}/toy.npz").n_classes
     2
     """
-    found = read(name).dataset()
-    if isinstance(found, FeatureSet):
-        return found
-    raise FileFormatError(
-        f"{os.fspath(name)} must be a labelled feature set; load other data with "
-        "load_data"
-    )
+    text = os.fspath(name)
+    found = read(text).dataset()
+    if found.kind != "features":
+        raise FileFormatError(
+            f"{text} must hold labelled features; load other data with load_data"
+        )
+    return complete_data(found, text, DataOptions(test_size=0))
 
 
-def complete_data(
-    data: Dataset | FeatureSet, source: str, options: DataOptions
-) -> Dataset | FeatureSet:
-    """Return data with a test part, and a data set also with its name and cautions.
-
-    The test part is drawn if there is none, unless ``options.test_size`` is 0.
-    """
-    if isinstance(data, Dataset):
-        return complete_dataset(data, source, options)
-    if data.has_test or options.test_size == 0:
-        return data
-    classes, codes = np.unique(data.y_train, return_inverse=True)
-    train_rows, test_rows, _ = stratified_split(
-        codes.astype(np.int64),
-        [str(label) for label in classes],
-        options.test_size,
-        options.seed,
-    )
-    return replace(
-        data,
-        X_train=data.X_train[train_rows],
-        y_train=data.y_train[train_rows],
-        X_test=data.X_train[test_rows],
-        y_test=data.y_train[test_rows],
-        has_test=True,
-        origin="",
-    )
-
-
-def complete_dataset(data: Dataset, source: str, options: DataOptions) -> Dataset:
+def complete_data(data: Dataset, source: str, options: DataOptions) -> Dataset:
     """Return a data set with its name, source and cautions, and with a test part.
 
     The test part is drawn if there is none, unless ``options.test_size`` is 0.
@@ -206,6 +174,7 @@ def _with_test_part(data: Dataset, options: DataOptions) -> tuple[Dataset, list[
         train=data.train.take(train_rows),
         test=data.train.take(test_rows),
         notes=(*data.notes, note),
+        origin="",
     )
     return split, single
 
@@ -213,18 +182,15 @@ def _with_test_part(data: Dataset, options: DataOptions) -> tuple[Dataset, list[
 # -- reports ---------------------------------------------------------------------------
 
 
-def class_counts(data: Dataset | FeatureSet) -> tuple[Counter[str], Counter[str]]:
+def class_counts(data: Dataset) -> tuple[Counter[str], Counter[str]]:
     """Return the numbers of training samples and of test samples, by class name."""
-    if isinstance(data, FeatureSet):
-        parts = [map(data.class_name, y.tolist()) for y in (data.y_train, data.y_test)]
-        return Counter(parts[0]), Counter(parts[1])
     test: Counter[str] = Counter()
     if data.test is not None:
         test.update(data.test.required_labels().tolist())
     return Counter(data.train.required_labels().tolist()), test
 
 
-def count_cautions(data: Dataset | FeatureSet) -> list[str]:
+def count_cautions(data: Dataset) -> list[str]:
     """Return cautions about classes without training samples, and with few of them.
 
     Few are fewer than :data:`FEW`.
@@ -286,7 +252,7 @@ class DataReport:
 
 
 def inspect_data(
-    data: Dataset | FeatureSet | StrPath,
+    data: Dataset | StrPath,
     options: DataOptions | None = None,
     *,
     most: int = 3,
@@ -295,7 +261,7 @@ def inspect_data(
 
     Parameters
     ----------
-    data : Dataset, FeatureSet, str or path-like
+    data : Dataset, str or path-like
         A result of :func:`load_data`, or what :func:`read` accepts. The test part of a
         path can have classes that are not in training.
     options : DataOptions, optional
@@ -321,7 +287,6 @@ def inspect_data(
     names = [name for name in ordered if train[name] + test[name]]
     rows = [(name, train[name], test[name]) for name in names]
     rows.sort(key=lambda row: row[1])
-    n_features = data.X_train.shape[1] if isinstance(data, FeatureSet) else 0
     return DataReport(
         name=data.name,
         kind=data.kind,
@@ -330,7 +295,7 @@ def inspect_data(
         n_classes=len(train),
         n_train=train.total(),
         n_test=test.total(),
-        n_features=int(n_features),
+        n_features=data.train.n_features,
         smallest=rows[:most],
         largest=rows[::-1][:most],
         cautions=[*data.cautions, *count_cautions(data)],
@@ -338,7 +303,7 @@ def inspect_data(
     )
 
 
-def _read_quietly(source: str, options: DataOptions) -> Dataset | FeatureSet:
+def _read_quietly(source: str, options: DataOptions) -> Dataset:
     """Read data without warnings, because the report repeats them.
 
     Classes that are in the test part only are accepted, because the report names them.
@@ -346,8 +311,7 @@ def _read_quietly(source: str, options: DataOptions) -> Dataset | FeatureSet:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         data = read(source, options).dataset()
-        if isinstance(data, Dataset):
-            _, test = class_counts(data)
-            if not test.keys() <= set(data.class_names):
-                return replace(data, name=name_of(source), source=source)
+        _, test = class_counts(data)
+        if not test.keys() <= set(data.class_names):
+            return replace(data, name=name_of(source), source=source)
         return complete_data(data, source, options)

@@ -30,6 +30,17 @@ PARTS = ("train", "test", "all")
 # Names of training and test folders, in the order in which they are looked up.
 TRAIN_WORDS = ("train", "training")
 TEST_WORDS = ("test", "testing", "val", "valid", "validation")
+ARCHIVE_SUFFIXES = (
+    ".zip",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.bz2",
+    ".tbz2",
+    ".tar.xz",
+    ".txz",
+)
+
 _DATA_FOLDERS = ("data", "splits", *TRAIN_WORDS, *TEST_WORDS)
 """Folders whose files show the layout of a data set."""
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from typing_extensions import Self
@@ -50,9 +50,6 @@ from evergrow.data.readers import (
     read_folder,
 )
 from evergrow.data.storage import LARGEST_IMAGE, Tree
-
-if TYPE_CHECKING:
-    from evergrow.data.arrays import FeatureSet
 
 _SHARD_BYTES = 64 * 2**20
 """Bytes of a shard from which single images are read."""
@@ -225,7 +222,7 @@ class Source(ABC):
         other.__dict__.pop("files", None)
         return other
 
-    def dataset(self) -> Dataset | FeatureSet:
+    def dataset(self) -> Dataset:
         """Return the training part and the test part, or all samples as one part.
 
         Samples without labels raise :class:`InputError`.
@@ -452,8 +449,8 @@ class ListedSource(Source):
             found = read_folder(self.format, unwrapped(tree), self.options)
         if not isinstance(found, Dataset):
             raise InputError(
-                f"{tree.display_name(self.pattern)} must be labelled images or texts, "
-                "got another form of data"
+                f"{tree.display_name(self.pattern)} must be a listed data set, "
+                "got a source of shards"
             )
         return found
 
@@ -512,7 +509,10 @@ class ListedSource(Source):
 
     def _marks(self) -> Iterable[str]:
         """Yield names and sizes of files, or a stamp of other samples, and labels."""
-        if self._names is None:
+        features = self._samples.features
+        if features is not None:
+            yield hashlib.blake2b(features.tobytes()).hexdigest()
+        elif self._names is None:
             yield self._samples.raw_items().stamp(times=False)
         else:
             for name, size in zip(self._names, self._sizes, strict=True):

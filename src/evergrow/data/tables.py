@@ -132,9 +132,27 @@ def choose_columns(
             sample = _find_column(contents, candidate, label)
             if sample:
                 return Columns(candidate.kind, sample, label)
-    raise FileFormatError(
-        f"{title} must have a column 'text', 'image', 'path' or 'feature', got "
-        f"{quote_names(contents, most=8)}; name another by text_column or image_column"
+    raise _missing_column(contents, options.kind, label, title)
+
+
+def _missing_column(
+    contents: Mapping[str, str], kind: str, label: str, title: str
+) -> FileFormatError:
+    """Return the error for a table without a column of samples of this kind."""
+    wanted = "'text', 'image', 'path' or 'feature'"
+    settings = "text_column or image_column"
+    if kind == "text":
+        wanted = "'text'"
+        settings = "text_column"
+    elif kind == "image":
+        wanted = "'image' or 'path' with images"
+        settings = "image_column"
+    others = [name for name in contents if name != label]
+    found = quote_names(others, most=8) or "no other column"
+    besides = f" besides the labels in {label!r}" if label else ""
+    return FileFormatError(
+        f"{title} must have a column {wanted}{besides}, got {found}; "
+        f"name another by {settings}"
     )
 
 
@@ -275,7 +293,7 @@ def _find_images(
         raise DatasetNotFoundError(
             f"{len(missing)} of {len(shortened)} images of {title} are missing: "
             f"{quote_names(missing)}; looked in {places} of {searched.display_name()}; "
-            "pass the folder of the images as root"
+            "put the table into the folder of the images, or pass that folder as root"
         )
     return folder, shortened
 
@@ -468,8 +486,10 @@ def _read_rows(
         raise FileFormatError(f"{title} must hold at least one row, got none")
     columns = choose_columns(dict.fromkeys(header, "text"), options, title)
     if options.labelled and not columns.label:
+        others = quote_names((name for name in header if name != columns.sample), 8)
         raise FileFormatError(
-            f"{title} must have a column 'label', got {quote_names(header, most=8)}; "
+            f"{title} must have a column 'label' besides the samples in "
+            f"{columns.sample!r}, got {others or 'no other column'}; "
             "name another by label_column"
         )
     split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""

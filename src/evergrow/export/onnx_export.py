@@ -7,18 +7,16 @@ the nodes of the head, joins both, adds metadata and tests the graph.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import atomic_path
@@ -34,13 +32,17 @@ from evergrow.export.onnx_backbone import (
     graph_input,
     random_features,
 )
+from evergrow.export.onnx_head import (
+    GraphBuilder,
+    add_layer,
+    add_outputs,
+    add_scores,
+)
+from evergrow.export.onnx_novelty import LARGEST, add_novelty
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.joined_backbone import SEPARATOR
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers import ACTIVATIONS, FeatureMap
-from evergrow.head.layers.feature_map import DenseMap
-from evergrow.head.layers.fourier import FourierMap
-from evergrow.head.linalg.class_shapes import LIKELIEST, ShapeScores
+from evergrow.head.classifier import Classifier
 from evergrow.head.ridge_model import LayerMap
 
 if TYPE_CHECKING:
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
 AGREEMENT = 1e-4
 """Largest accepted difference of scores, relative to their spread."""
 
-PREFIX = "evergrow"
-"""Prefix of all names of the head, so that they differ from those of the backbone."""
+FALSE_ALARMS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+"""Fractions of known samples for which the metadata have a threshold of novelty."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,15 @@ class CheckReport:
         the spread of the scores; see :func:`score_spread`.
     samples : str
         Description of the test samples.
+    novelty_difference : float
+        Largest difference of novelty, see :func:`novelty_difference`. 0 if the head has
+        none.
     """
 
     rows: int
     difference: float
     samples: str = "random inputs"
+    novelty_difference: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,7 @@ def export_onnx(
     opset: int = 18,
     check: bool = True,
     spec: BackboneSpec | None = None,
+    thresholds: Mapping[float, float] | None = None,
 ) -> ExportReport:
     """Write a backbone and a head as one ONNX graph.
 
@@ -135,10 +142,11 @@ def export_onnx(
     length), and the tokenizer is written next to the graph as ``NAME.tokenizer.json``.
     Without a backbone the input is ``features``, float32 (n, d).
 
-    The outputs are ``scores`` (n, C), ``probabilities`` (n, C) if the head has them,
-    and ``label_index`` (n,). The batch size n is dynamic. Numbers are float32; scores
-    are float64 if float32 is too coarse for them. Labels, preprocessing or tokenizer,
-    and backbone are stored in the metadata.
+    The outputs are ``scores`` (n, C), ``probabilities`` (n, C) and ``novelty`` (n,) if
+    the head has them, and ``label_index`` (n,). The batch size n is dynamic. Numbers
+    are float32; scores are float64 if float32 is too coarse for them. Labels,
+    temperature, thresholds of novelty, preprocessing or tokenizer, and backbone are
+    stored in the metadata.
 
     Parameters
     ----------
@@ -154,6 +162,8 @@ def export_onnx(
         Whether to run the graph with onnxruntime and compare scores before writing.
     spec : BackboneSpec, optional
         Description of the backbone, for the metadata of a head alone.
+    thresholds : mapping of float to float, optional
+        Novelty score that each fraction of known samples exceeds, for the metadata.
 
     Returns
     -------
@@ -182,7 +192,7 @@ def export_onnx(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export_onnx(None, head, pathlib.Path(folder, "digits.onnx"))
     >>> report.outputs
-    ('scores', 'probabilities', 'label_index')
+    ('scores', 'probabilities', 'label_index', 'novelty')
     """
     started = time.perf_counter()
     target = Path(path)
@@ -209,7 +219,7 @@ def export_onnx(
     # Exporters drop inputs that the network does not use.
     names = {value.name for value in model.graph.input}
     inputs = [entry for entry in source.inputs if entry["name"] in names]
-    _describe(onnx, model, head, spec, source, inputs)
+    _describe(onnx, model, head, spec, source, inputs, thresholds or {})
     try:
         data: bytes = model.SerializeToString()
         onnx.checker.check_model(data)
@@ -267,7 +277,13 @@ def export_learner(
     backbone = None
     if spec is not None and not head_only:
         backbone = learner.backbone_()
-    return export_onnx(backbone, learner.head_, path, spec=spec, **settings)
+    calibration = learner.state_.calibration
+    thresholds = {}
+    if calibration.n:
+        thresholds = {rate: calibration.threshold(rate) for rate in FALSE_ALARMS}
+    return export_onnx(
+        backbone, learner.head_, path, spec=spec, thresholds=thresholds, **settings
+    )
 
 
 # -- assembling the model
@@ -308,16 +324,20 @@ def _assemble(
     helper = onnx.helper
     proto = onnx.TensorProto
     graph = GraphBuilder(layer_map.dtype)
-    features = graph.cast(FEATURES, graph.onnx_dtype)
+    layer = add_layer(graph, layer_map, graph.cast(FEATURES, graph.onnx_dtype))
     double = needs_double(head)
-    scores = add_scores(graph, layer_map, features)
+    scores = add_scores(graph, layer_map, layer)
     temperature = getattr(head, "temperature_", None)
     names = add_outputs(graph, scores, temperature, double=double)
+    if has_novelty(head):
+        add_novelty(graph, head.novelty_map(), head.novelty_standard_, layer)
+        names.append("novelty")
     shape = ["n", len(head.classes_)]
     kinds = {
         "scores": (proto.DOUBLE if double else proto.FLOAT, shape),
         "probabilities": (proto.FLOAT, shape),
         "label_index": (proto.INT64, ["n"]),
+        "novelty": (proto.FLOAT, ["n"]),
     }
     outputs = [helper.make_tensor_value_info(name, *kinds[name]) for name in names]
     exported = export_network(name, source, opset)
@@ -353,6 +373,7 @@ def _describe(
     spec: BackboneSpec | None,
     source: GraphInput,
     inputs: list[dict[str, Any]],
+    thresholds: Mapping[float, float],
 ) -> None:
     """Write metadata to the model: producer, labels, inputs, backbone, preprocessing.
 
@@ -371,6 +392,8 @@ def _describe(
         Supplies the meaning of the inputs and further metadata.
     inputs : list of dict
         Those inputs that the graph has kept.
+    thresholds : mapping of float to float
+        Novelty score that each fraction of known samples exceeds.
     """
     model.producer_name = "evergrow"
     model.producer_version = __version__
@@ -382,6 +405,14 @@ def _describe(
         "evergrow.inputs": inputs,
         **source.metadata,
     }
+    temperature = getattr(head, "temperature_", None)
+    if temperature is not None:
+        entries["evergrow.temperature"] = temperature
+    if thresholds:
+        entries["evergrow.novelty_thresholds"] = [
+            {"false_alarm": rate, "threshold": threshold}
+            for rate, threshold in thresholds.items()
+        ]
     if spec is not None:
         entries["evergrow.backbone"] = _public(spec)
         # The graph of a head alone has no preprocessing.
@@ -413,13 +444,18 @@ def _base_name(path: str) -> str:
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
+def has_novelty(head: IncrementalClassifier) -> TypeGuard[Classifier]:
+    """Return whether a head computes a novelty score."""
+    return isinstance(head, Classifier)
+
+
 # -- testing the graph
 
 
 def check_graph(
     source: GraphInput, head: IncrementalClassifier, data: bytes
 ) -> CheckReport:
-    """Run a graph on samples, one by one and as one batch, and compare its scores.
+    """Run a graph on samples, one by one and as one batch, and compare its outputs.
 
     Parameters
     ----------
@@ -433,8 +469,8 @@ def check_graph(
     Raises
     ------
     ExportError
-        If the graph does not run, or its scores differ by more than :data:`AGREEMENT`
-        of their spread.
+        If the graph does not run, or its scores or novelty differ by more than
+        :data:`AGREEMENT` of their spread.
     """
     runtime = require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     try:
@@ -444,24 +480,51 @@ def check_graph(
         raise ExportError(
             f"the graph must be one that onnxruntime can run, but {error}"
         ) from error
-    ours = np.asarray(head.class_scores(source.features()))
+    features = source.features()
+    ours = np.asarray(head.class_scores(features))
     spread = score_spread(ours)
+    novelty = None
+    names = ["scores"]
+    if has_novelty(head):
+        novelty = head.novelty_score(features)
+        names.append("novelty")
     # Exporters drop inputs that the network does not use.
     taken = {value.name for value in session.get_inputs()}
     worst = 0.0
+    worst_novelty = 0.0
     batches = [slice(0, len(ours))]
     batches += [slice(row, row + 1) for row in range(len(ours))]
     for rows in batches:
         samples = source.samples(rows)
         inputs = {name: value for name, value in samples.items() if name in taken}
-        (scores,) = session.run(["scores"], inputs)
-        worst = max(worst, float(np.abs(scores - ours[rows]).max()) / spread)
-    if not worst <= AGREEMENT:  # also if it is NaN
-        raise ExportError(
-            f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, "
-            f"got a difference of {worst:.2g}"
-        )
-    return CheckReport(len(ours), worst, source.tried_on)
+        found = session.run(names, inputs)
+        worst = max(worst, float(np.abs(found[0] - ours[rows]).max()) / spread)
+        if novelty is not None:
+            difference = novelty_difference(found[1], novelty[rows])
+            worst_novelty = max(worst_novelty, difference)
+    for name, difference in (("scores", worst), ("novelty", worst_novelty)):
+        if not difference <= AGREEMENT:  # also if it is NaN
+            raise ExportError(
+                f"onnxruntime's {name} must equal ours to {AGREEMENT:g} of their "
+                f"spread, got a difference of {difference:.2g}"
+            )
+    return CheckReport(len(ours), worst, source.tried_on, worst_novelty)
+
+
+def novelty_difference(found: NDArray[np.floating], ours: NDArray[np.float64]) -> float:
+    """Return the largest difference of novelty, relative to scores beyond 1.
+
+    Known rows have scores of mean 0 and standard deviation 1. Random inputs may be
+    thousands of standard deviations away.
+
+    Parameters
+    ----------
+    found, ours : ndarray of shape (n,)
+        Novelty by the graph and by evergrow.
+    """
+    bounded = np.minimum(ours, LARGEST)
+    relative = np.abs(found - bounded) / np.maximum(np.abs(bounded), 1.0)
+    return float(relative.max())
 
 
 def score_spread(scores: NDArray[np.float64]) -> float:
@@ -488,311 +551,3 @@ def needs_double(head: IncrementalClassifier) -> bool:
     scores = head.class_scores(random_features(head.n_features_in_))
     rounding = float(np.abs(scores).max()) * float(np.finfo(np.float32).eps)
     return rounding > 0.1 * AGREEMENT * score_spread(scores)
-
-
-# -- ONNX nodes of a head
-#
-# The nodes are written out rather than traced, so that the head computes in the
-# precision that its scores need, and only with operators that onnxruntime has in that
-# precision.
-
-
-@dataclass
-class GraphBuilder:
-    """Collects the nodes and constants of a graph.
-
-    Most methods add a node or a constant and return the name of its output, which later
-    nodes take as input.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        Type that the head computes in.
-    nodes, constants : list
-        The nodes and tensors so far, as onnx.NodeProto and onnx.TensorProto.
-    """
-
-    dtype: torch.dtype
-    nodes: list[Any] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-
-    @property
-    def onnx(self) -> Any:
-        """The onnx package."""
-        return require("onnx", extra="onnx", purpose=PURPOSE)
-
-    @property
-    def is_double(self) -> bool:
-        """Whether the head computes in float64."""
-        return self.dtype == torch.float64
-
-    @property
-    def onnx_dtype(self) -> int:
-        """ONNX's number for `dtype`."""
-        proto = self.onnx.TensorProto
-        return int(proto.DOUBLE if self.is_double else proto.FLOAT)
-
-    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        name = f"{PREFIX}/{operator.lower()}_{len(self.nodes)}"
-        self.nodes.append(
-            self.onnx.helper.make_node(
-                operator, list(inputs), [name], name=name, **attributes
-            )
-        )
-        return name
-
-    def top(self, name: str, k: int, *, largest: bool = True) -> tuple[str, str]:
-        """Add the k largest or smallest entries per row. Return values and indices."""
-        values = self.node("TopK", name, self.integers(k), axis=1, largest=int(largest))
-        indices = f"{values}/indices"
-        self.nodes[-1].output.append(indices)
-        return values, indices
-
-    def rename(self, name: str) -> None:
-        """Rename the output of the last node."""
-        self.nodes[-1].output[0] = name
-
-    def constant(self, tensor: Tensor) -> str:
-        """Add a matrix or vector in the type that the head computes in.
-
-        Large float32 tensors are stored as float32 and cast in the graph, at half the
-        size.
-        """
-        stays_single = (
-            tensor.dtype == torch.float32 and self.is_double and tensor.numel() > 1024
-        )
-        stored = tensor.detach().cpu()
-        if not stays_single:
-            stored = stored.to(self.dtype)
-        name = self.array(stored.contiguous().numpy())
-        if stays_single:
-            return self.cast(name, self.onnx_dtype)
-        return name
-
-    def array(self, values: Any) -> str:
-        """Add a NumPy array without conversion."""
-        name = f"{PREFIX}/constant_{len(self.constants)}"
-        self.constants.append(
-            self.onnx.numpy_helper.from_array(np.ascontiguousarray(values), name=name)
-        )
-        return name
-
-    def integers(self, *values: int) -> str:
-        """Add a vector of int64, such as a shape or axes."""
-        return self.array(np.asarray(values, dtype=np.int64))
-
-    def number(self, value: float) -> str:
-        """Add a scalar in the type that the head computes in."""
-        return self.array(
-            np.asarray(value, dtype=np.float64 if self.is_double else np.float32)
-        )
-
-    def cast(self, name: str, to: int) -> str:
-        """Add a conversion to a type, given by its ONNX number."""
-        return self.node("Cast", name, to=to)
-
-
-def add_scores(graph: GraphBuilder, layer_map: LayerMap, features: str) -> str:
-    """Add the nodes from features (n, d) to scores (n, C). Return the scores' name.
-
-    Parameters
-    ----------
-    graph : GraphBuilder
-        Graph to extend.
-    layer_map : LayerMap
-        The head as matrices.
-    features : str
-        Name of the features, in the type that the head computes in.
-    """
-    features = _add_normalization(graph, layer_map.normalization, features)
-    if layer_map.blocks is not None:
-        weights = graph.constant(layer_map.blocks.column_weights())
-        features = graph.node("Mul", features, weights)
-    # Terms of the scores: constant, units, features.
-    parts = []
-    if bool(layer_map.constant.any()):
-        parts.append(graph.constant(layer_map.constant))
-    if layer_map.units is not None and layer_map.readout is not None:
-        # The gain is multiplied into the class weights instead of all activations.
-        weights = graph.constant(layer_map.readout * layer_map.units.gain)
-        activations = _add_units(graph, layer_map.units, features)
-        parts.append(graph.node("MatMul", activations, weights))
-    if layer_map.linear is not None:
-        linear = graph.constant(layer_map.linear)
-        parts.append(graph.node("MatMul", features, linear))
-    scores = parts.pop()
-    while parts:
-        scores = graph.node("Add", scores, parts.pop())
-    if layer_map.shapes is None:
-        return scores
-    return _add_shapes(graph, layer_map.shapes, features, scores)
-
-
-def _add_normalization(graph: GraphBuilder, normalization: str, features: str) -> str:
-    """Add the normalisation of features. Return the name of the result."""
-    if normalization == "none":
-        return features
-    if normalization not in ("l2", "sqrt-l2"):
-        raise ExportError(
-            f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {normalization!r}"
-        )
-    if normalization == "sqrt-l2":
-        root = graph.node("Sqrt", graph.node("Abs", features))
-        features = graph.node("Mul", graph.node("Sign", features), root)
-    squares = graph.node("Mul", features, features)
-    sums = graph.node("ReduceSum", squares, graph.integers(1), keepdims=1)
-    norms = graph.node("Sqrt", sums)
-    return graph.node("Div", features, graph.node("Max", norms, graph.number(1e-12)))
-
-
-def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
-    """Add the activations of the random units, without their gain. Return the name."""
-    if isinstance(units, DenseMap):
-        pre = graph.node("MatMul", features, graph.constant(units.weights))
-        if bool(units.bias.any()):
-            pre = graph.node("Add", pre, graph.constant(units.bias))
-        return _add_activation(graph, units.activation, pre)
-    if not isinstance(units, FourierMap):
-        raise ExportError(
-            "units must be of a layer that ONNX can compute, "
-            f"got {type(units).__name__}"
-        )
-    return _add_fourier_units(graph, units, features)
-
-
-def _add_fourier_units(graph: GraphBuilder, units: FourierMap, features: str) -> str:
-    """Add random Fourier features, computed by sign flips and small matrix products.
-
-    The nodes follow :class:`~evergrow.head.layers.fourier.FourierMap`: each round flips
-    signs and multiplies by a Hadamard matrix, the product of two small factors.
-    """
-    signs, phases = units.drawn()
-    first, second = units.factors()
-    blocks, order = signs.shape[1:]
-
-    def reshape(name: str, *shape: int) -> str:
-        return graph.node("Reshape", name, graph.integers(*shape))
-
-    missing = graph.integers(0, 0, 0, order - units.features)
-    padded = graph.node("Pad", features, missing, graph.number(0.0))
-    rotated = reshape(padded, -1, 1, order)
-    for sign in signs:
-        flipped = graph.node("Mul", rotated, graph.constant(sign))
-        rotated = reshape(flipped, -1, len(second), len(first))
-        rotated = graph.node("MatMul", rotated, graph.constant(first))
-        rotated = graph.node("Transpose", rotated, perm=[0, 2, 1])
-        # Flattened, because older runtimes fuse a transposition and a product into an
-        # operator that they lack in double precision.
-        rotated = reshape(rotated, -1, len(second))
-        rotated = graph.node("MatMul", rotated, graph.constant(second))
-        rotated = reshape(rotated, -1, blocks, order)
-    rotated = reshape(rotated, -1, blocks * order)
-    start, stop, axis = map(graph.integers, (0, units.width, 1))
-    rotated = graph.node("Slice", rotated, start, stop, axis)
-    scale = graph.number(units.bandwidth / order)
-    pre = graph.node("Mul", rotated, scale)
-    return _add_activation(graph, "cos", graph.node("Add", pre, graph.constant(phases)))
-
-
-def _add_shapes(
-    graph: GraphBuilder, shapes: ShapeScores, features: str, scores: str
-) -> str:
-    """Add the quadratic terms of class shapes to linear scores.
-
-    With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c
-    + k_c, f_c)``. It is added to the scores of the most likely classes of a row. All
-    other classes get the smallest of these terms, but at most 0. Return the name of the
-    result.
-    """
-    moments = shapes.shapes
-    means = shapes.means
-    pairs = shapes.quadratics(range(len(means)))
-    matrices = torch.stack([matrix for matrix, _ in pairs])
-    inner = torch.einsum("cij,cj->ci", matrices, means)
-    constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor(
-        [value for _, value in pairs]
-    )
-    inside = graph.node("MatMul", features, graph.constant(moments.basis))
-    inside = graph.node("Sub", inside, graph.constant(moments.centre @ moments.basis))
-    # p p^T is symmetric. Only the upper triangle is computed, and off-diagonal entries
-    # count twice.
-    rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
-    twice = torch.where(rows == columns, 1.0, 2.0).to(matrices)
-    first, second = (
-        graph.node("Gather", inside, graph.array(part.numpy()), axis=1)
-        for part in (rows, columns)
-    )
-    quadratic = graph.constant((matrices[:, rows, columns] * twice).T)
-    terms = graph.node("MatMul", graph.node("Mul", first, second), quadratic)
-    terms = graph.node(
-        "Add", terms, graph.node("MatMul", inside, graph.constant(-2.0 * inner.T))
-    )
-    terms = graph.node("Add", terms, graph.constant(constant))
-    terms = graph.node("Max", terms, graph.constant(shapes.floors))
-    # TopK instead of ReduceMin, whose axes argument changed in operator set 18.
-    _, likeliest = graph.top(scores, min(LIKELIEST, len(means)))
-    own = graph.node("GatherElements", terms, likeliest, axis=1)
-    lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
-    others = graph.node("Expand", lowest, graph.node("Shape", scores))
-    return graph.node(
-        "Add", scores, graph.node("ScatterElements", others, likeliest, own, axis=1)
-    )
-
-
-def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
-    """Add an activation of the values `pre`. Return the name of the result."""
-    operator = ACTIVATIONS[activation].operator
-    if operator:
-        return graph.node(operator, pre)
-    if activation == "cos":
-        # Older versions of onnxruntime have sin in double precision, but not cos.
-        return graph.node("Sin", graph.node("Add", pre, graph.number(math.pi / 2)))
-    if activation == "identity":
-        return pre
-    if activation != "gelu":
-        raise ExportError(f"activation must be one that ONNX has, got {activation!r}")
-    # x (1 + erf(x / sqrt 2)) / 2. onnxruntime has erf in float32 only, which is exact
-    # to 1e-7 of x here.
-    single = graph.onnx.TensorProto.FLOAT
-    inner = graph.cast(
-        graph.node("Mul", pre, graph.number(1.0 / math.sqrt(2.0))), single
-    )
-    erf = graph.cast(graph.node("Erf", inner), graph.onnx_dtype)
-    half = graph.node("Mul", pre, graph.number(0.5))
-    return graph.node("Mul", half, graph.node("Add", erf, graph.number(1.0)))
-
-
-def add_outputs(
-    graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool
-) -> list[str]:
-    """Add the outputs of the graph: scores, probabilities, index of the best class.
-
-    Parameters
-    ----------
-    graph : GraphBuilder
-        Graph to extend.
-    scores : str
-        Name of the scores.
-    temperature : float or None
-        Temperature of the softmax. Without it there are no probabilities.
-    double : bool
-        Whether scores are float64 rather than float32.
-
-    Returns
-    -------
-    list of str
-        Names of the outputs.
-    """
-    proto = graph.onnx.TensorProto
-    outputs = ["scores"]
-    if temperature is not None:
-        divided = graph.node("Div", scores, graph.number(temperature))
-        graph.cast(graph.node("Softmax", divided, axis=1), proto.FLOAT)
-        graph.rename("probabilities")
-        outputs.append("probabilities")
-    graph.node("ArgMax", scores, axis=1, keepdims=0)
-    graph.rename("label_index")
-    graph.cast(scores, proto.DOUBLE if double else proto.FLOAT)
-    graph.rename("scores")
-    return [*outputs, "label_index"]

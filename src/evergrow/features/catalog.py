@@ -35,15 +35,15 @@ from evergrow.features.backbone import (
 )
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
 from evergrow.features.joined_backbone import (
+    SEPARATOR,
     JoinedBackbone,
     check_same_kind,
     split_names,
 )
+from evergrow.features.networks import CATALOG, SENTENCE_PREFIX, catalog_entry
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.weights import (
     FILE_NAMES,
-    SENTENCE_PREFIX,
-    SHORT_NAMES,
     WEIGHT_SOURCES,
     WantedWeights,
     hash_weights,
@@ -92,10 +92,10 @@ def create_backbone(
     Parameters
     ----------
     name : str or torch.nn.Module
-        - A timm name, for example ``"vit_base_patch16_224.augreg_in21k"``,
-          ``"vit_base_patch14_dinov2.lvd142m"``, ``"resnet101"`` or
-          ``"tf_efficientnet_lite0"``.
-        - For texts, ``"all-MiniLM-L6-v2"`` or ``"sentence:NAME_OR_FOLDER"``.
+        - A name of :func:`list_backbones`, for example ``"small"`` or
+          ``"text-small"``.
+        - A timm name, for example ``"vit_base_patch16_224.augreg_in21k"``.
+        - For texts, ``"sentence:NAME_OR_FOLDER"``.
         - Several names joined by ``+``, for networks side by side; see
           :class:`JoinedBackbone`.
         - A module from images (n, 3, height, width) to features (n, d).
@@ -162,18 +162,46 @@ def create_backbone(
                 f"{model_options}"
             )
         backbone = _joined_backbone(names, weights, preset, target, seed)
-    elif is_text_name(name):
+    else:
+        backbone = _named_backbone(name, weights, preset, target, seed, model_options)
+    return backbone.with_recipe(recipe)
+
+
+def _named_backbone(
+    name: str,
+    weights: StrPath | None,
+    preset: str | Preprocessing,
+    device: torch.device,
+    seed: int,
+    options: Mapping[str, Any],
+) -> Backbone:
+    """Create one network by name, with its output as features."""
+    network, own_options = resolve_name(name)
+    options = {**own_options, **options}
+    if is_text_name(network):
         from evergrow.features.text_backbone import load_text_backbone
 
         check_choice("preset of a text backbone", preset, ("timm", ""))
-        text_backbone = load_text_backbone(
-            name, weights, device=target, options=model_options
-        )
-        return text_backbone.with_recipe(recipe)
-    else:
-        module, source, options = _load_timm(name, weights, seed, model_options)
-        backbone = _image_backbone(module, name, source, preset, target, options)
-    return backbone.with_recipe(recipe)
+        return load_text_backbone(network, weights, device=device, options=options)
+    module, source, options = _load_timm(network, weights, seed, options)
+    return _image_backbone(module, network, source, preset, device, options)
+
+
+def resolve_name(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the network of a short name, and its options.
+
+    Other names are returned unchanged, without options.
+
+    Examples
+    --------
+    >>> from evergrow.features.catalog import resolve_name
+    >>> resolve_name("tiny")[0]
+    'tiny_vit_5m_224.dist_in22k_ft_in1k'
+    """
+    entry = catalog_entry(name)
+    if entry is None or name == entry.network:
+        return name, {}
+    return entry.network, entry.options
 
 
 def network_names(name: str) -> list[str]:
@@ -187,7 +215,8 @@ def network_names(name: str) -> list[str]:
         If a name is empty or repeated, or networks take different kinds of input.
     """
     folder = name.removeprefix(SENTENCE_PREFIX)
-    if folder != name and Path(folder).is_dir():
+    is_folder = folder != name and Path(folder).is_dir()
+    if is_folder or SEPARATOR not in name:
         return [name]
     names = split_names(name)
     kinds = ["text" if is_text_name(part) else "image" for part in names]
@@ -206,11 +235,11 @@ def _joined_backbone(
     """Create several networks by name, and join their outputs."""
     for name in names:
         if not is_text_name(name):
-            timm_entry(name)  # all names are checked before weights are read
+            timm_entry(resolve_name(name)[0])  # before weights are read
     sources = _weights_of_each(weights, len(names))
     return JoinedBackbone(
         [
-            create_backbone(name, source, preset, device=device, seed=seed)
+            _named_backbone(name, source, preset, device, seed, {})
             for name, source in zip(names, sources, strict=True)
         ]
     )
@@ -337,7 +366,10 @@ def _feature_width(module: nn.Module, preprocessing: Preprocessing, name: str) -
 
 def is_text_name(name: str) -> bool:
     """Return whether the name of a backbone is that of a sentence encoder."""
-    return name.startswith(SENTENCE_PREFIX) or name in SHORT_NAMES
+    entry = catalog_entry(name)
+    if entry is not None:
+        return entry.kind == "text"
+    return name.startswith(SENTENCE_PREFIX)
 
 
 def backbone_from_spec(
@@ -552,12 +584,13 @@ def timm_entry(name: str) -> tuple[str, Any]:
         if is_plain_name and timm.is_model(current):
             return current, timm.get_pretrained_cfg(current)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
+    known |= {entry.name for entry in CATALOG}
     close = nearest(name, known)
     # Names that are far from all names get no suggestion.
     suggestion = f", the nearest {close}" if close.count(",") < 3 else ""
     raise UnknownNameError(
-        f"There is no backbone {name!r}; names are timm's, 'all-MiniLM-L6-v2' and "
-        f"'sentence:NAME'{suggestion}."
+        f"There is no backbone {name!r}; names are those of list_backbones(), timm's "
+        f"and 'sentence:NAME'{suggestion}."
     )
 
 

@@ -54,9 +54,8 @@ from evergrow.core.record import UNWRITTEN, Spec, record, require, to_values
 from evergrow.core.seeding import generator
 from evergrow.core.threads import limit_threads
 from evergrow.core.validation import check_choice, check_integer, with_changes
-from evergrow.data.arrays import FeatureSet
 from evergrow.data.feature_blocks import join_blocks
-from evergrow.data.items import Dataset, Items
+from evergrow.data.items import Dataset, Items, Samples
 from evergrow.features.backbone import (
     Backbone,
     BackboneSpec,
@@ -97,7 +96,8 @@ _CPU_BATCHES = 4  # that run at once; each needs memory for its activations
 _GPU_BATCHES_AHEAD = 3  # batches in the queue of a GPU
 _CPU_BATCH_SIZE = 32
 _GPU_BATCH_SIZE = 128
-_NAMED_FAILURES = 5  # images that a warning names
+_NAMED_FAILURES = 5  # images that a warning or an error names
+_MAX_DECODED = 10_000  # images that are decoded to name the unreadable ones
 _NAMED_CLASSES = 5  # classes that an error names
 _JOINING_THREADS = 4
 _JOINED_ROWS = 256  # rows that a thread turns into feature vectors at a time
@@ -363,7 +363,7 @@ def featurize(
     *,
     config: EncodeConfig | None = None,
     **settings: Any,
-) -> FeatureSet:
+) -> Dataset:
     """Compute the features of a dataset. Later calls read them from the cache.
 
     Parameters
@@ -379,7 +379,7 @@ def featurize(
 
     Returns
     -------
-    FeatureSet
+    Dataset
         Features and labels. Blocks of a recipe are concatenated without scaling. Items
         that could not be read are left out if ``on_error`` is ``"skip"``.
 
@@ -402,37 +402,31 @@ def featurize(
     >>> featurize(data, backbone, cache=False).X_train.shape
     (6, 96)
     """
-    encoded = [
-        encode(backbone, part.raw_items(), config=config, join=False, **settings)
-        for part in (data.train, data.test)
-        if part is not None
-    ]
-    train = encoded[0]
-    y_train = data.y_train[train.rows]
-    X_test = train.X[:0]
-    y_test = data.y_test[:0]
-    if len(encoded) > 1:
-        X_test = encoded[1].X
-        y_test = data.y_test[encoded[1].rows]
-    lost = np.setdiff1d(data.y_train, y_train)
-    if len(lost):
-        names = ", ".join(data.class_names[label] for label in lost[:_NAMED_CLASSES])
+    recipe = backbone.spec.recipe
+
+    def encoded(part: Samples) -> Samples:
+        found = encode(
+            backbone, part.raw_items(), config=config, join=False, **settings
+        )
+        return Samples(
+            "features",
+            features=found.X,
+            labels=part.required_labels()[found.rows],
+            backbone=backbone_entry(backbone.spec),
+            widths=() if recipe is None else recipe.widths,
+            joined=False,
+        )
+
+    train = encoded(data.train)
+    kept = set(train.required_labels().tolist())
+    lost = [name for name in data.class_names if name not in kept]
+    if lost:
         raise InputError(
             "every class must keep a training sample, got none that can be read for "
-            f"{names}"
+            f"{', '.join(lost[:_NAMED_CLASSES])}"
         )
-    recipe = backbone.spec.recipe
-    return FeatureSet(
-        data.name,
-        train.X,
-        y_train,
-        X_test,
-        y_test,
-        data.class_names,
-        backbone_entry(backbone.spec),
-        has_test=data.has_test,
-        widths=() if recipe is None else recipe.widths,
-    )
+    test = None if data.test is None else encoded(data.test)
+    return replace(data, train=train, test=test)
 
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
@@ -525,7 +519,7 @@ class _Encoding:
                     cached = entry.load(rows, self.components)
                 is_complete = stored.get(rows) == wanted
                 if is_complete and cached is not None:
-                    self._check_failures(cached.failures)
+                    self._check_failures(cached.failures, rows.stop)
                     self._show_progress(len(rows))
                     yield cached
                     continue
@@ -613,12 +607,25 @@ class _Encoding:
         entry.begin(CacheInfo.of(self.items, self.backbone.spec))
         return {rows: wanted & set(head.names) for rows, head in heads.items()}
 
-    def _check_failures(self, failures: Sequence[Failure]) -> None:
-        """Raise :class:`ImageError` for the first failure if none may be left out."""
-        if failures and self.config.on_error == "raise":
-            raise ImageError(
-                f"{failures[0].reason}; on_error='skip' leaves such images out"
+    def _check_failures(self, failures: Sequence[Failure], n_read: int) -> None:
+        """Raise :class:`ImageError` for failures if none may be left out.
+
+        The images after the first `n_read` are only decoded then, so that the message
+        names all unreadable images.
+        """
+        if not failures or self.config.on_error != "raise":
+            return
+        reader = ImageReader(self.items, _unchanged)
+        every = list(failures)
+        for row in range(n_read, min(self.n_items, n_read + _MAX_DECODED)):
+            every += reader.read([row])[2]
+        reason = every[0].reason
+        if len(every) > 1:
+            reason = (
+                f"{len(every)} images cannot be read: {_failed_names(every)}; "
+                f"the first because {reason}"
             )
+        raise ImageError(f"{reason}; on_error='skip' leaves such images out")
 
     def _show_progress(self, n_items: int) -> None:
         if self.tick is None:
@@ -678,7 +685,9 @@ class _Encoding:
         features = np.empty((len(rows), recipe.n_features), dtype=np.float32)
         failures: list[Failure] = []
         for loaded, values in encoded:
-            self._check_failures(loaded.failures)
+            if loaded.failures:
+                last = max([*loaded.rows, *(item.row for item in loaded.failures)])
+                self._check_failures(loaded.failures, int(last) + 1)
             self._show_progress(len(loaded.rows) + len(loaded.failures))
             features[loaded.rows - rows.start] = values
             failures += loaded.failures
@@ -843,10 +852,7 @@ def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
     """Warn about failures, or raise :class:`ImageError` if every item failed."""
     if not failures:
         return
-    names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
-    if len(failures) > _NAMED_FAILURES:
-        names += f" and {len(failures) - _NAMED_FAILURES} more"
-    details = f"{names}; the first because {failures[0].reason}"
+    details = f"{_failed_names(failures)}; the first because {failures[0].reason}"
     if len(failures) == n_items:
         raise ImageError(f"None of the {n_items} images can be read: {details}")
     warnings.warn(
@@ -855,6 +861,14 @@ def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
         DataWarning,
         stacklevel=3,
     )
+
+
+def _failed_names(failures: Sequence[Failure]) -> str:
+    """Return the names of the first failures, and the number of the others."""
+    names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
+    if len(failures) > _NAMED_FAILURES:
+        return f"{names} and {len(failures) - _NAMED_FAILURES} more"
+    return names
 
 
 def _warn_unused(error: Exception) -> None:

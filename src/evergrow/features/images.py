@@ -220,7 +220,7 @@ def _reason(error: Exception, name: str) -> str:
 
     if isinstance(error, UnidentifiedImageError):
         if unread := unread_format(name):
-            return f"{unread[0]} images are not read as they are; {unread[1]}"
+            return f"{unread[0]} are not read as they are; {unread[1]}"
         return "its content is of no known image format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # without the path, which is part of the message

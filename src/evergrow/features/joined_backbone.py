@@ -223,7 +223,7 @@ def _join_hashes(hashes: Sequence[str]) -> str:
 
 
 def split_names(name: str) -> list[str]:
-    """Return the names of several networks. A single network gives one name.
+    """Return the names of several networks, joined by ``+``.
 
     Raises
     ------
@@ -241,8 +241,6 @@ def split_names(name: str) -> list[str]:
     evergrow.core.errors.ParameterError: backbone must have a name on both sides of ...
     """
     names = [part.strip() for part in name.split(SEPARATOR)]
-    if len(names) == 1:
-        return [name]
     _check_count(len(names))
     if not all(names):
         raise ParameterError(

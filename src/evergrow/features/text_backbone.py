@@ -26,16 +26,17 @@ from evergrow.features.backbone import (
     resolve_recipe,
     rich_blocks,
 )
+from evergrow.features.networks import CATALOG, SENTENCE_PREFIX
 from evergrow.features.weights import (
     FILE_NAMES,
-    SENTENCE_PREFIX,
-    SHORT_NAMES,
     WantedWeights,
     hash_weights,
     locate,
     seeded_init,
 )
 
+_OPTIONS = {"max_seq_length", "prompt"}
+_MAX_PROMPT = 1000  # characters
 _SAMPLE_TEXTS = ("a text", "another text, which is longer")
 
 
@@ -123,7 +124,8 @@ def load_text_backbone(
     device : torch.device
         Device to run on.
     options : mapping
-        ``"max_seq_length"`` only: tokens after which texts are truncated.
+        ``"max_seq_length"``: tokens after which texts are truncated. ``"prompt"``: text
+        that is put before every text.
 
     Raises
     ------
@@ -134,30 +136,25 @@ def load_text_backbone(
     MissingExtraError
         If the library of text encoders is not installed.
     """
-    unknown = set(options) - {"max_seq_length"}
+    unknown = set(options) - _OPTIONS
     if unknown:
         raise ParameterError(
-            "options of a text backbone must be among ['max_seq_length'], got "
+            f"options of a text backbone must be among {sorted(_OPTIONS)}, got "
             f"{sorted(unknown)}"
         )
     require("sentence_transformers", extra="text", purpose="encoding texts")
     bare_name = name.removeprefix(SENTENCE_PREFIX)
-    short_name = next(
-        (short for short, full in SHORT_NAMES.items() if bare_name in (short, full)),
-        None,
-    )
-    encoder, source = _load_encoder(short_name or bare_name, weights)
-    if "max_seq_length" in options:
-        check_integer(
-            "max_seq_length",
-            options["max_seq_length"],
-            high=getattr(encoder, "max_seq_length", None) or 2**20,
-        )
-        encoder.max_seq_length = int(options["max_seq_length"])
+    repository = bare_name
+    for entry in CATALOG:
+        if entry.kind == "text" and bare_name in (entry.network, entry.repository):
+            name = entry.network
+            repository = entry.repository
+    encoder, source = _load_encoder(name, repository, weights)
+    _set_options(encoder, options)
     encoder.eval().requires_grad_(False)
     sample = encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False)
     spec = BackboneSpec(
-        name=short_name or name,
+        name=name,
         kind="text",
         n_features=int(sample.shape[1]),
         weights=source,
@@ -169,18 +166,41 @@ def load_text_backbone(
     return TextBackbone(encoder, spec, device)
 
 
+def _set_options(encoder: Any, options: Mapping[str, Any]) -> None:
+    """Check the options of a text backbone, and set them."""
+    if "max_seq_length" in options:
+        check_integer(
+            "max_seq_length",
+            options["max_seq_length"],
+            high=getattr(encoder, "max_seq_length", None) or 2**20,
+        )
+        encoder.max_seq_length = int(options["max_seq_length"])
+    prompt = options.get("prompt", "")
+    if not isinstance(prompt, str) or len(prompt) > _MAX_PROMPT:
+        raise ParameterError(
+            f"prompt must be a text of at most {_MAX_PROMPT} characters, got {prompt!r}"
+        )
+    if prompt:
+        encoder.prompts = {"prompt": prompt}
+        encoder.default_prompt_name = "prompt"
+
+
 def _current_weight_name(name: str) -> str:
     """Return the name that version 6 of the library gives to a weight."""
     return name.replace(".auto_model.", ".model.", 1)
 
 
-def _load_encoder(name: str, weights: StrPath | None) -> tuple[Any, str]:
+def _load_encoder(
+    name: str, repository: str, weights: StrPath | None
+) -> tuple[Any, str]:
     """Load an encoder from a folder or a package, or download it.
 
     Parameters
     ----------
     name : str
-        Short name, name on the Hub, or folder.
+        Name of the backbone.
+    repository : str
+        Name on the Hub, or a folder.
     weights : str, path-like or None
         As for :func:`create_backbone`.
 
@@ -201,11 +221,11 @@ def _load_encoder(name: str, weights: StrPath | None) -> tuple[Any, str]:
     wanted = WantedWeights(
         name,
         "text",
-        SHORT_NAMES.get(name, name),
+        repository,
         (*FILE_NAMES, "modules.json", "config.json"),
     )
-    if weights is None and Path(name).is_dir():
-        weights = name
+    if weights is None and Path(repository).is_dir():
+        weights = repository
     source, place = locate(wanted, weights)
     if place is None:
         raise ParameterError(

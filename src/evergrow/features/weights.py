@@ -32,12 +32,13 @@ from evergrow.core.seeding import borrow_global_generators, derive_seed
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
 from evergrow.features.backbone import BackboneSpec
-
-SENTENCE_PREFIX = "sentence:"
-"""Prefix of the names of sentence encoders."""
-
-SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
-"""Hub names of sentence encoders that can be named without the prefix."""
+from evergrow.features.networks import (
+    CATALOG,
+    SENTENCE_PREFIX,
+    SUGGESTED,
+    CatalogEntry,
+    catalog_entry,
+)
 
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 """Names of weights files on the Hub, the preferred one first."""
@@ -207,7 +208,7 @@ def unreachable() -> str:
 
     Waits at most five seconds. Without network, the thread that asks may live longer.
     """
-    variable = _offline_variable()
+    variable = offline_variable()
     if variable:
         return f"{variable} forbids downloads"
     outcome = [f"{_endpoint()} did not answer within {_TIMEOUT:g} s"]
@@ -218,7 +219,7 @@ def unreachable() -> str:
     return outcome[0]
 
 
-def _offline_variable() -> str:
+def offline_variable() -> str:
     """Return the environment variable that forbids downloads, or an empty text."""
     from huggingface_hub import constants
 
@@ -319,19 +320,13 @@ def _missing_weights(wanted: WantedWeights, tried: list[str]) -> WeightsError:
 
 
 @dataclass(frozen=True)
-class BackboneInfo:
-    """A recommended backbone.
+class BackboneInfo(CatalogEntry):
+    """A recommended backbone, and whether its weights are on this machine.
+
+    It has the fields of a catalogue entry, and the following ones.
 
     Parameters
     ----------
-    name : str
-        Name for :func:`create_backbone`.
-    kind : {"image", "text"}
-        Kind of the input.
-    n_features : int
-        Length of the feature vectors.
-    about : str
-        Architecture and training data.
     weights : str
         Source of its weights on this machine: ``"bundled"``, or ``"hub"`` for the cache
         of the Hub's client. Empty if they are missing.
@@ -341,45 +336,14 @@ class BackboneInfo:
         Why :func:`best_backbone` chose it.
     """
 
-    name: str
-    kind: Kind
-    n_features: int
-    about: str
-    weights: str
-    advice: str
+    weights: str = ""
+    advice: str = ""
     reason: str = ""
 
     @property
     def available(self) -> bool:
         """Whether its weights are on this machine."""
         return bool(self.weights)
-
-
-_VIT = "vit_base_patch16_224.augreg_in21k"
-_DINO = "vit_base_patch14_dinov2.lvd142m"
-# Name, kind, number of features, description and name on the Hub. Strongest first.
-_RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
-    (_VIT, "image", 768, "ViT-B/16, ImageNet-21k", f"timm/{_VIT}"),
-    (_DINO, "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", f"timm/{_DINO}"),
-    ("resnet101", "image", 2048, "ResNet-101, ImageNet-1k", "timm/resnet101.a1h_in1k"),
-    *(
-        (
-            f"tf_efficientnet_lite{number}",
-            "image",
-            1280,
-            f"EfficientNet-Lite{number}, ImageNet-1k",
-            f"timm/tf_efficientnet_lite{number}.in1k",
-        )
-        for number in (0, 2, 1)  # Lite0 is the fastest
-    ),
-    (
-        "all-MiniLM-L6-v2",
-        "text",
-        384,
-        "MiniLM, a billion sentence pairs",
-        SHORT_NAMES["all-MiniLM-L6-v2"],
-    ),
-)
 
 
 def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
@@ -395,26 +359,29 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
     Examples
     --------
     >>> from evergrow.features import list_backbones
-    >>> [item.name for item in list_backbones("text")]
-    ['all-MiniLM-L6-v2']
+    >>> [item.name for item in list_backbones("text")][:3]
+    ['text-large', 'text-base', 'text-small']
     """
-    return [_describe(entry) for entry in _RECOMMENDED if kind in (None, entry[1])]
+    return [_look_up(entry) for entry in CATALOG if kind in (None, entry.kind)]
 
 
-def _describe(entry: tuple[str, Kind, int, str, str]) -> BackboneInfo:
-    """Look for the weights of an entry of ``_RECOMMENDED`` on this machine."""
-    name, kind, n_features, about, repository = entry
-    if kind == "text" and importlib.util.find_spec("sentence_transformers") is None:
-        advice = "pip install 'evergrow[text]'"
-        return BackboneInfo(name, kind, n_features, about, "", advice)
-    wanted = WantedWeights(name, kind, repository)
+def _look_up(entry: CatalogEntry) -> BackboneInfo:
+    """Look for the weights of a catalogue entry on this machine."""
+    facts = vars(entry)
+    if entry.kind == "text" and not _has_text_library():
+        return BackboneInfo(**facts, advice="pip install 'evergrow[text]'")
+    wanted = WantedWeights(entry.network, entry.kind, entry.repository)
     source = ""
     if find_bundled(wanted):
         source = "bundled"
     elif find_cached(wanted):
         source = "hub"
     advice = " or ".join(_ways_to_get(wanted))
-    return BackboneInfo(name, kind, n_features, about, source, advice)
+    return BackboneInfo(**facts, weights=source, advice=advice)
+
+
+def _has_text_library() -> bool:
+    return importlib.util.find_spec("sentence_transformers") is not None
 
 
 def best_backbone(kind: Kind) -> BackboneInfo:
@@ -461,8 +428,24 @@ def best_backbone(kind: Kind) -> BackboneInfo:
     return replace(chosen, reason=reason)
 
 
-_TEXT_LICENCES = {"sentence-transformers/all-MiniLM-L6-v2": "apache-2.0"}
-"""Licences on the Hub pages of the recommended sentence encoders."""
+def suggest_download(spec: BackboneSpec) -> CatalogEntry | None:
+    """Return a stronger network to download, or None.
+
+    None if downloads are forbidden, if the catalogue does not rank the network, and for
+    several networks side by side, whose accuracy no table compares.
+
+    Parameters
+    ----------
+    spec : BackboneSpec
+        Network that was chosen automatically.
+    """
+    suggested = catalog_entry(SUGGESTED[spec.kind])
+    chosen = catalog_entry(spec.name)
+    if suggested is None or chosen is None or offline_variable():
+        return None
+    if CATALOG.index(chosen) <= CATALOG.index(suggested):
+        return None
+    return suggested
 
 
 def hub_name(spec: BackboneSpec) -> str | None:
@@ -472,9 +455,12 @@ def hub_name(spec: BackboneSpec) -> str | None:
     """
     if spec.weights not in ("bundled", "hub"):
         return None
+    entry = catalog_entry(spec.name)
+    if entry is not None:
+        return entry.repository
     if spec.kind == "text":
         name = spec.name.removeprefix(SENTENCE_PREFIX)
-        return SHORT_NAMES.get(name, name if name.count("/") == 1 else None)
+        return name if name.count("/") == 1 else None
     return getattr(_timm_record(spec.name), "hf_hub_id", None)
 
 
@@ -500,9 +486,11 @@ def licence_of(spec: BackboneSpec) -> str | None:
         licences = [licence_of(part) for part in spec.parts]
         known = [licence for licence in dict.fromkeys(licences) if licence]
         return " and ".join(known) if None not in licences else None
-    name = hub_name(spec)
-    if name is None or spec.kind == "text":
-        return _TEXT_LICENCES.get(name or "")
+    if hub_name(spec) is None:
+        return None
+    entry = catalog_entry(spec.name)
+    if entry is not None:
+        return entry.licence
     found = getattr(_timm_record(spec.name), "license", None)
     return found if isinstance(found, str) and found else None
 
@@ -550,10 +538,10 @@ def read_weights(path: StrPath) -> Tensors:
     path = Path(path)
     if path.suffix not in WEIGHT_SUFFIXES:
         raise WeightsError(
-            f"weights file must end in {', '.join(WEIGHT_SUFFIXES)}, got {path}"
+            f"weights must be a file ending in {', '.join(WEIGHT_SUFFIXES)}, got {path}"
         )
     if not path.is_file():
-        raise WeightsError(f"weights file must exist, got {path}")
+        raise WeightsError(f"weights must be an existing file, got {path}")
     content = _unwrap(_read_file(path))
     tensors: Tensors = {}
     if isinstance(content, Mapping):

@@ -164,7 +164,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         """Learn float64 features Z (n, d) on the head's device, atomically.
 
-        ``classes_`` still has the classes before the batch.
+        ``classes_`` still has the classes before the batch. Z can share its memory with
+        the caller's array, so keep copies of its rows.
         """
 
     @abstractmethod

@@ -60,6 +60,7 @@ from evergrow.head.solved_cache import (
     READOUTS,
     ClassifierState,
     HeldOutScores,
+    NoveltyMap,
     Solution,
     SolvedCache,
     SolvedChoice,
@@ -541,10 +542,7 @@ class Classifier(IncrementalClassifier):
         True
         """
         terms = self.novelty_terms(X)
-        standard = self._standard
-        if standard is None:
-            standard = self._state.solved.standard
-        return standard.score(terms)
+        return self.novelty_standard_.score(terms)
 
     @_with_threads_for_rows
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
@@ -1079,6 +1077,19 @@ class Classifier(IncrementalClassifier):
         if shapes is not None and shapes.has_terms:
             found = dataclasses.replace(found, shapes=shapes)
         return found
+
+    def novelty_map(self) -> NoveltyMap:
+        """Return the matrices that compute the terms of novelty, on the CPU."""
+        self._require_fitted()
+        return self._state.solved.novelty_map()
+
+    @property
+    def novelty_standard_(self) -> NoveltyStandard:
+        """The mapping of terms of novelty to scores: calibrated, or else expected."""
+        self._require_fitted()
+        if self._standard is not None:
+            return self._standard
+        return self._state.solved.standard
 
     # -- fitted attributes -------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from evergrow.head.linalg.scatter import (
     SolvedScatter,
 )
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
+from evergrow.head.novelty.matrices import NoveltyMatrices
 from evergrow.head.novelty.score import (
     N_COLUMNS,
     NoveltyStandard,
@@ -50,7 +51,13 @@ from evergrow.head.novelty.score import (
     to_units,
 )
 from evergrow.head.novelty.terms import NoveltyTerms
-from evergrow.head.ridge_model import RidgeModel, row_energy, solve_ridge
+from evergrow.head.ridge_model import (
+    LayerMap,
+    RidgeModel,
+    layer_map,
+    row_energy,
+    solve_ridge,
+)
 from evergrow.head.temperature import TEMPERATURES, log_losses
 
 if TYPE_CHECKING:
@@ -220,6 +227,48 @@ class SolvedMeans(NamedTuple):
     choice: Choice
     scatter: SolvedScatter
     stats: RidgeStatistics
+
+
+@dataclass(frozen=True, eq=False)
+class SquaredLengths:
+    """How ``|h|^2`` of an activation row h follows from units u and features z.
+
+    ``|h|^2 = gain^2 |u|^2 + |factors (z - centre)|^2 + constant``
+
+    Parameters
+    ----------
+    gain : float
+        Factor of the units.
+    centre, factors : Tensor of shape (d,) or None
+        Of the direct link. None without a link.
+    constant : float
+        1 with an intercept, else 0.
+    """
+
+    gain: float
+    centre: Tensor | None
+    factors: Tensor | None
+    constant: float
+
+
+@dataclass(frozen=True, eq=False)
+class NoveltyMap:
+    """The terms of novelty as matrices.
+
+    Parameters
+    ----------
+    whiten : LayerMap
+        From features to whitened rows (n, r).
+    matrices : NoveltyMatrices
+        From whitened rows to terms.
+    lengths : SquaredLengths or None
+        Squared lengths of activations, from which the energy outside of the coordinates
+        of the statistics follows. None if they span all activations.
+    """
+
+    whiten: LayerMap
+    matrices: NoveltyMatrices
+    lengths: SquaredLengths | None
 
 
 class _FoldScores(NamedTuple):
@@ -640,6 +689,41 @@ class SolvedCache(Locked):
     def terms(self) -> NoveltyTerms:
         """The matrices from which terms of novelty are computed."""
         return NoveltyTerms.of(self.means.scatter, self._gram)
+
+    def novelty_map(self) -> NoveltyMap:
+        """Return matrices that compute the terms of novelty, on the CPU."""
+        choice, _, stats = self.means
+        matrices = NoveltyMatrices.of(self.terms)
+        whitening = stats.lift(matrices.whitening)
+        scale = self.model.column_scale(choice.weights)
+        if scale is not None:  # so that it takes plain activations
+            whitening = scale[:, None] * whitening
+        offset = -(matrices.centre @ matrices.whitening)
+        return NoveltyMap(
+            layer_map(self.model, whitening, offset),
+            matrices,
+            None if stats.basis is None else self._squared_lengths(scale),
+        )
+
+    def _squared_lengths(self, scale: Tensor | None) -> SquaredLengths:
+        """Return how squared lengths of activations follow from units and features.
+
+        Parameters
+        ----------
+        scale : Tensor of shape (L,) or None
+            Factor of each activation.
+        """
+        layer = self.model.layer
+        link = layer.link_columns()
+        centre = None
+        factors = None
+        if link is not None and layer.centre is not None:
+            centre = layer.centre.cpu()
+            factors = torch.full_like(centre, layer.scale)
+            if scale is not None:
+                factors = factors * scale[link].cpu()
+        constant = 1.0 if layer.intercept else 0.0
+        return SquaredLengths(layer.gain, centre, factors, constant)
 
     def _gram(self, H: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Return the sum of h h^T (k, k) over all rows, without those of H (n, k).

@@ -372,7 +372,7 @@ def stream_of(
 
     Parameters
     ----------
-    data : Dataset or FeatureSet
+    data : Dataset
         Data with a training and a test set.
     protocol : Protocol, optional
         Settings. The default is B-0 Inc-10.
@@ -391,10 +391,10 @@ def stream_of(
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.data import FeatureSet
+    >>> from evergrow.data import Dataset
     >>> from evergrow.lab.streams import Protocol, stream_of
     >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
-    >>> data = FeatureSet("toy", X, y, X, y)
+    >>> data = Dataset.of(X, y, X, y)
     >>> stream = stream_of(data, Protocol(increment=2, shuffle=False))
     >>> stream.tasks[1].test.tolist()
     [4, 5]

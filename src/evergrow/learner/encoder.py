@@ -117,7 +117,7 @@ class Encoder:
         if samples.kind == "features":
             encoder.feature_widths = samples.widths
             if self.requested is not None and not is_auto:
-                recipe = samples.origin.get("recipe", {})
+                recipe = samples.backbone.get("recipe", {})
                 encoder.default_recipe = recipe.get("blocks", FINAL)
                 # The model file describes the backbone that computed the features.
                 encoder._create_backbone(self.requested, self.weights, None)
@@ -292,12 +292,12 @@ class Encoder:
                 "features must have the blocks that the model was made with, "
                 f"{mine}, got {yours}"
             )
-        theirs = samples.origin.get("weights_hash")
+        theirs = samples.backbone.get("weights_hash")
         if self.spec is not None and theirs and theirs != self.spec.weights_hash:
             raise InputError(
                 f"features must come from the backbone of the model, {self.spec.name} "
                 f"(hash {self.spec.weights_hash}), got features of "
-                f"{samples.origin.get('name')} (hash {theirs})"
+                f"{samples.backbone.get('name')} (hash {theirs})"
             )
 
     # -- loading the backbone ----------------------------------------------------------

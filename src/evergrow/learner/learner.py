@@ -381,7 +381,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
+        data : path-like, Dataset, (items, labels), items or DataLoader
             - Folders, tables and files, read by :func:`evergrow.data.load_data`. If the
               data has train and test splits, only train is used.
             - Items, with labels in a pair or in ``y``: paths, PIL images, uint8 arrays,
@@ -496,7 +496,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
+        data : path-like, Dataset, (items, labels), items or DataLoader
             As for :meth:`fit`.
         y : array-like of shape (n,), optional
             Labels of ``data``, in the type learned before.
@@ -680,7 +680,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
+        data : path-like, Dataset, (items, labels), items or DataLoader
             Samples with the labels they were learned with. If the data has train and
             test splits, only train is used.
         y : array-like of shape (n,), optional
@@ -793,7 +793,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, Dataset, FeatureSet, (items, labels) or items
+        data : path-like, Dataset, (items, labels) or items
             The samples. If they have labels, only those of class ``source`` are moved;
             otherwise all.
         source : str
@@ -1126,7 +1126,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
+        data : path-like, Dataset, (items, labels), items or DataLoader
             Labelled data. If it has train and test splits, only test is used. Samples
             of classes that the model does not know are counted separately and used as
             unknown samples. Labels are compared by name, whatever their type.
@@ -1134,7 +1134,7 @@ class Learner(Estimator):
             they are left out and named in the result.
         y : array-like of shape (n,), optional
             Labels of ``data``.
-        unknown : path-like, Dataset, FeatureSet, (items, labels) or items, optional
+        unknown : path-like, Dataset, (items, labels) or items, optional
             More unknown samples. If they have labels, known classes are ignored.
         false_alarm : float, default=0.05
             Fraction of known samples that may be called unknown.

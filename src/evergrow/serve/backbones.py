@@ -29,6 +29,8 @@ from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
+from evergrow.features.joined_backbone import SEPARATOR, JoinedBackbone, split_names
+from evergrow.features.networks import catalog_entry
 from evergrow.features.weights import BackboneInfo, best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
@@ -369,29 +371,42 @@ class BackbonePool:
         kind : {"image", "text"}
             Kind of samples.
         name : str
-            Name of an offered backbone, or ``"auto"`` for the best one.
+            Name of an offered backbone, several of them joined by ``+``, or ``"auto"``
+            for the best one.
 
         Raises
         ------
         UnknownNameError
             If no backbone of this kind and name is offered. Names are never paths, and
             nothing is downloaded.
+        ParameterError
+            If a name is empty or repeated.
         """
         offered = [
             offer.name for offer in self.offers() if offer.kind == SAMPLE_KINDS[kind]
         ]
         if name == "auto":
             name = offered[0] if offered else best_backbone(kind).name
-        if name not in offered:
-            names = ", ".join(map(repr, offered)) or "none"
-            raise UnknownNameError(
-                f"backbone must be 'auto' or one of the {kind} backbones offered here "
-                f"({names}), got {name[:80]!r}; nearest: {nearest(name, offered)}"
-            )
-        return self._share(
-            f"offer {name}",
-            lambda: self._added.get(name) or create_backbone(name, device=self._device),
-        )
+        parts = [name] if name in offered else split_names(name)
+        for part in parts:
+            if part not in offered:
+                names = ", ".join(map(repr, offered)) or "none"
+                raise UnknownNameError(
+                    f"backbone must be 'auto' or one of the {kind} backbones offered "
+                    f"here ({names}), got {part[:80]!r}; nearest: "
+                    f"{nearest(part, offered)}"
+                )
+        return self._share(f"offer {name}", lambda: self._create(parts))
+
+    def _create(self, names: Sequence[str]) -> Backbone:
+        """Return an offered backbone, or several of them side by side."""
+        parts = [
+            self._added.get(name) or create_backbone(name, device=self._device)
+            for name in names
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return JoinedBackbone(parts)
 
     def of_learner(self, learner: Learner) -> Batcher | None:
         """Return the queue of a model's backbone, or None if it takes features.
@@ -432,8 +447,9 @@ class BackbonePool:
             spec = read_adaptation(adaptation).base
         if spec is None:
             return
+        name = SEPARATOR.join(_offered_name(part.name) for part in spec.networks)
         try:
-            offered = self.chosen(spec.kind, spec.name).backbone.spec
+            offered = self.chosen(spec.kind, name).backbone.spec
         except UnknownNameError as error:
             raise FileFormatError(
                 f"backbone of the model must be one that is offered here: {error}"
@@ -475,6 +491,12 @@ class BackbonePool:
                     # A new dict, because others read it without the lock.
                     self._shared = {**self._shared, key: batcher, spec_key: batcher}
         return self._shared[key]
+
+
+def _offered_name(network: str) -> str:
+    """Return the name under which a network of the catalogue is offered."""
+    entry = catalog_entry(network)
+    return network if entry is None else entry.name
 
 
 def _offer(name: str, backbone: Backbone | BackboneInfo, about: str) -> BackboneOffer:

@@ -28,7 +28,14 @@ _WITH_IMAGES = ("/label-studio/", "/v2/")
 _LAN = "/api/v1/lan"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
-_READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview", "/infer")
+_READING_POSTS = (
+    "/predict",
+    "/strictness",
+    "/evaluate",
+    "/setup",
+    "/preview",
+    "/infer",
+)
 _MAX_CALLERS = 10_000
 """Number of callers that a rate limit remembers."""
 _SUSPICIOUS = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")

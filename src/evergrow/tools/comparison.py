@@ -108,7 +108,7 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     ----------
     first, second : Learner
         Fitted learners.
-    data : path-like, Dataset, FeatureSet or (items, labels), optional
+    data : path-like, Dataset or (items, labels), optional
         Labelled test data. If a source has train and test parts, the test part is used.
 
     Raises
@@ -251,7 +251,7 @@ def measured_change(
     ----------
     learner : Learner
         The learner. The block changes it once.
-    data : path-like, Dataset, FeatureSet or (items, labels), optional
+    data : path-like, Dataset or (items, labels), optional
         Labelled test data. If a source has train and test parts, the test part is used.
         Without data nothing is tested.
     options : DataOptions, optional

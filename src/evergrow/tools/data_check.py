@@ -182,6 +182,35 @@ def check_samples(
     )
 
 
+def find_double_labels(samples: Samples) -> tuple[Finding, ...]:
+    """Find samples with identical content and two labels.
+
+    Unlike :func:`check_samples`, nothing is encoded, so this is fast enough for every
+    training run.
+
+    Parameters
+    ----------
+    samples : Samples
+        Labelled samples.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import Texts
+    >>> from evergrow.data.inputs import read_labelled
+    >>> from evergrow.tools.data_check import find_double_labels
+    >>> mail = (Texts(("buy now", "see you", "buy now")), ["spam", "ham", "ham"])
+    >>> [found.labels for found in find_double_labels(read_labelled(mail, "train"))]
+    [('spam', 'ham')]
+    """
+    findings = _Findings((samples,))
+    groups, _ = _group_by_content((samples,))
+    for first, *others in groups:
+        for row in others:
+            if findings.is_mistake(first, row):
+                findings.add_pair(first, row, 1.0, exact=True)
+    return findings.ordered()
+
+
 class _Findings:
     """Collects findings about samples. Later findings about the same two are ignored.
 

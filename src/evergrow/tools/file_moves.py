@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from evergrow.core.errors import InputError
-from evergrow.core.files import partial_folder, remove_leftovers
+from evergrow.core.files import partial_folder, remove_leftovers, sync_folder
 
 How = Literal["move", "copy", "link"]
 """Ways to put a file elsewhere; "link" makes a symbolic link."""
@@ -175,7 +175,7 @@ def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) 
         _copy(source, target, scratch)
     if how == "move":
         if not linked:  # two file systems: flush, so that changes keep their order
-            _flush_folder(target.parent)
+            sync_folder(target.parent)
         _remove_source(source, target)
 
 
@@ -188,17 +188,6 @@ def _remove_source(source: Path, target: Path) -> None:
     except OSError:  # the folder of the source is read-only
         os.unlink(target)
         raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk; does nothing on Windows."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _linked(source: Path, target: Path) -> bool:
@@ -231,6 +220,45 @@ def _copy(source: Path, target: Path, scratch: Path | None) -> None:
             _check_free(target)
             os.rename(temporary, target)
         temporary.unlink(missing_ok=True)
+
+
+def put_bytes(body: bytes, target: Path, scratch: Path) -> None:
+    """Write a new file atomically to a free path.
+
+    Parameters
+    ----------
+    body : bytes
+        Content of the file.
+    target : Path
+        Path of the file, on the file system of `scratch`.
+    scratch : Path
+        A folder of this process for partial files, from :func:`scratch_folder`.
+
+    Raises
+    ------
+    FileExistsError
+        If another file is at the target.
+    OSError
+        If the disk is full or a folder is not writable.
+    """
+    _check_free(target)
+    temporary = scratch / "copy"
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "xb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    if not _linked(temporary, target):
+        _check_free(target)
+        os.rename(temporary, target)
+    temporary.unlink(missing_ok=True)
+
+
+def holds_bytes(body: bytes, target: Path) -> bool:
+    """Return whether a path is a regular file with this content."""
+    if target.is_symlink() or not target.is_file():
+        return False
+    return target.stat().st_size == len(body) and target.read_bytes() == body
 
 
 def _check_free(target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sort a folder of images into one folder per class, and undo it.
+"""Sort a folder or archive of images into one folder per class, and undo it.
 
 The table ``OUT/sorted.csv`` lists every file and its destination. It is written before
 the first file is moved, and again at the end. After a kill at any moment, the table and
@@ -18,7 +18,7 @@ import posixpath
 import re
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -39,8 +39,8 @@ from evergrow.core.escaping import csv_exact, csv_text, exact_text
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import from_values
-from evergrow.data.items import IMAGE_SUFFIXES, Images, is_image, plugin_of
-from evergrow.data.storage import Tree
+from evergrow.data.items import IMAGE_SUFFIXES, plugin_of
+from evergrow.data.sorted_folders import TABLE, UNKNOWN, UNSURE
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.tools.file_moves import (
@@ -50,27 +50,23 @@ from evergrow.tools.file_moves import (
     folder_names,
     free_name,
     holds,
+    holds_bytes,
     odd_file,
     own_folder,
+    put_bytes,
     put_file,
     remove_partial_copies,
     same_entry,
     same_name,
     scratch_folder,
 )
+from evergrow.tools.sort_source import SortSource, is_archive, read_packed
 from evergrow.tools.strictness import (
     USUAL,
     UnknownEstimate,
     estimate_unknown,
     limits_of,
 )
-
-TABLE = "sorted.csv"
-"""Name of the table."""
-
-UNKNOWN = "unknown"
-UNSURE = "unsure"
-"""Folders of unknown images, and of predictions outside of the limits."""
 
 BLOCK_IMAGES = 16_384
 """Number of images predicted at a time, which bounds memory."""
@@ -108,7 +104,7 @@ class SortedFile:
     note : str
         Why the file is unknown or unsure, or stays in place.
     folder : str
-        Absolute path of the sorted folder, which contains ``file``.
+        Absolute path of the sorted folder or archive, which contains ``file``.
     novelty : float or None
         Novelty score; None if it is not calibrated.
     """
@@ -140,6 +136,7 @@ def plan_sort(
     least: float | None = None,
     false_alarm: float = FALSE_ALARM,
     earlier: Sequence[SortedFile] = (),
+    skip: Collection[str] = (),
 ) -> list[SortedFile]:
     """Plan where the images of a folder go; nothing is written.
 
@@ -148,8 +145,8 @@ def plan_sort(
     learner : Learner
         A model of images.
     folder : path-like
-        Folder of images, including subfolders. Links, hidden files and ``out`` are
-        skipped.
+        Folder of images, including subfolders, or a zip or tar archive of one. Links,
+        hidden files and ``out`` are skipped.
     out : path-like
         Folder for the folders of the classes.
     unknown : str, default="unknown"
@@ -164,6 +161,8 @@ def plan_sort(
         Fraction of known images that may be called unknown.
     earlier : sequence of SortedFile
         Rows sorted before. These files are skipped, and classes keep their folders.
+    skip : collection of str
+        Further files to skip, by path relative to the folder, with slashes.
 
     Returns
     -------
@@ -181,12 +180,13 @@ def plan_sort(
         for row in earlier
         if row.state == "done" and row.how in ("copy", "link")
     }
+    source = SortSource(root)
     sizes = {
         name: size
-        for name, size in _image_sizes(root, target).items()
-        if (str(root / name), size) not in done
+        for name, size in source.sizes(target).items()
+        if name not in skip and (str(root / name), size) not in done
     }
-    staying = {name: reason for name in sizes if (reason := _obstacle(root, name))}
+    staying = source.obstacles(sizes)
     names = [name for name in sizes if name not in staying]
     folders = _class_folders(learner.state_.classes.tolist(), earlier, unknown)
     used = {
@@ -194,7 +194,7 @@ def plan_sort(
         for group in {unknown, UNSURE, *folders.values()}
     }
     rows: list[SortedFile] = []
-    predictions, failures = _predict_images(learner, root, names, false_alarm)
+    predictions, failures = _predict_images(learner, source, names, false_alarm)
     staying |= failures
     for found in predictions:
         file = root / found.file
@@ -252,7 +252,7 @@ class _Prediction(NamedTuple):
 
 
 def _predict_images(
-    learner: Learner, root: Path, names: Sequence[str], false_alarm: float
+    learner: Learner, source: SortSource, names: list[str], false_alarm: float
 ) -> tuple[list[_Prediction], dict[str, str]]:
     """Return predictions of readable images in order, and errors by name of the others.
 
@@ -263,7 +263,7 @@ def _predict_images(
     failures: dict[str, str] = {}
     for start in range(0, len(names), BLOCK_IMAGES):
         block = names[start : start + BLOCK_IMAGES]
-        images = Images(tuple(block), root=root)
+        images = source.images(block)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # rows name unreadable files
             try:
@@ -305,8 +305,8 @@ def _resolve_folders(
     """
     root = Path(os.path.realpath(folder))
     target = Path(os.path.realpath(out))
-    if not root.is_dir():
-        raise DatasetNotFoundError(f"No folder {os.fspath(folder)!r} here.")
+    if not root.is_dir() and not is_archive(root):
+        raise DatasetNotFoundError(f"No folder or archive {os.fspath(folder)!r} here.")
     if target.exists() and os.path.samefile(root, target):
         raise InputError(
             f"{os.fspath(out)} holds the images themselves; name another folder to "
@@ -335,31 +335,6 @@ def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
         raise InputError(
             f"An undo of {out / TABLE} was interrupted; undo it again before sorting."
         )
-
-
-def _image_sizes(root: Path, out: Path) -> dict[str, int]:
-    """Return the bytes of all images below `root`, except hidden ones and `out`.
-
-    Keys are paths relative to `root`, with slashes.
-    """
-    below = ""
-    if out.is_relative_to(root):
-        below = f"{out.relative_to(root).as_posix()}/"
-    return {
-        name: size
-        for name, size in Tree(root).listing().items()
-        if is_image(name)
-        and not (below and name.startswith(below))
-        and not any(part.startswith(".") for part in name.split("/"))
-    }
-
-
-def _obstacle(root: Path, name: str) -> str:
-    """Return why an image cannot be sorted; empty if it can."""
-    try:
-        return odd_file(root / name)
-    except FileNotFoundError:
-        return "it is no longer there"
 
 
 def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
@@ -446,6 +421,11 @@ def sort_folder(
     root, target = _resolve_folders(
         learner, folder, out, settings.get("unknown", UNKNOWN)
     )
+    if how != "copy" and is_archive(root):
+        raise InputError(
+            f"The images in {os.fspath(folder)} can only be copied out of it, not "
+            "moved or linked."
+        )
     target.mkdir(exist_ok=True)
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
@@ -577,6 +557,8 @@ def _put_file(row: SortedFile, out: Path, scratch: Path) -> str:
     target = own_folder(out, row.group) / posixpath.basename(row.place)
     how = cast(How, row.how)
     try:
+        if is_archive(Path(row.folder)):
+            return _unpack_file(row, target, scratch)
         if not os.path.lexists(source):
             if _is_file_of_size(target, row.size) or holds(source, target, how):
                 return ""  # a killed process did this
@@ -588,6 +570,17 @@ def _put_file(row: SortedFile, out: Path, scratch: Path) -> str:
         put_file(source, target, how, scratch)
     except OSError as error:
         return _reason(error, target)
+    return ""
+
+
+def _unpack_file(row: SortedFile, target: Path, scratch: Path) -> str:
+    """Copy one file out of an archive; return why it cannot be read, or empty."""
+    try:
+        body = read_packed(row.file, Path(row.folder))
+    except (DatasetNotFoundError, FileFormatError) as error:
+        return str(error)
+    if not holds_bytes(body, target):  # unless a killed process did this
+        put_bytes(body, target, scratch)
     return ""
 
 
@@ -730,6 +723,8 @@ def _undo_row(row: SortedFile, out: Path) -> str:
 def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
     """Move a file back, or remove its copy or link; return why that fails, or empty."""
     planned = row.state == "planned"
+    if is_archive(Path(row.folder)):
+        return _remove_unpacked(row, target)
     if not os.path.lexists(target):
         if row.how != "move" or planned or os.path.lexists(source):
             return ""
@@ -756,6 +751,20 @@ def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
         source.parent.mkdir(parents=True, exist_ok=True)
     put_file(target, source, "move")
     return ""
+
+
+def _remove_unpacked(row: SortedFile, target: Path) -> str:
+    """Remove a file that was copied out of an archive; return why that fails."""
+    if not os.path.lexists(target):
+        return ""
+    try:
+        is_copy = holds_bytes(read_packed(row.file, Path(row.folder)), target)
+    except (DatasetNotFoundError, FileFormatError) as error:
+        return f"its archive cannot be read: {error}"
+    if is_copy:
+        target.unlink()
+        return ""
+    return "" if row.state == "planned" else "it was changed"
 
 
 # -- table --

@@ -20,12 +20,13 @@ from tests.engine.object_storage import upload
 from evergrow.core.errors import (
     FileFormatError,
     InputError,
+    LabelError,
     NewerSchemaError,
     ParameterError,
 )
 from evergrow.data import (
+    Dataset,
     DatasetNotFoundError,
-    FeatureSet,
     Source,
     arrays,
     load_features,
@@ -33,7 +34,8 @@ from evergrow.data import (
     save_features,
     source_from,
 )
-from evergrow.data.inputs import read_items
+from evergrow.data.feature_blocks import join_blocks
+from evergrow.data.inputs import read_items, read_labelled
 from evergrow.data.items import Images
 from evergrow.data.load import load_data
 
@@ -84,8 +86,14 @@ def test_a_written_file_is_read_back_unchanged(tmp_path: Path, part: str) -> Non
     codes = np.arange(50) % 3
     about = {"name": "net", "n_features": 6}
     names = ("ant", "bee", "dög")
-    data = FeatureSet(
-        "toy", rows[:40], codes[:40], rows[40:], codes[40:], names, about, origin="abc"
+    data = Dataset.of(
+        rows[:40],
+        codes[:40],
+        rows[40:],
+        codes[40:],
+        names=names,
+        backbone=about,
+        origin="abc",
     )
     save_features(tmp_path / "toy.npz", data)
     back = load_features(tmp_path / "toy.npz")
@@ -103,11 +111,15 @@ def test_a_written_file_is_read_back_unchanged(tmp_path: Path, part: str) -> Non
 
 
 def test_a_refused_write_leaves_no_file(tmp_path: Path) -> None:
-    data = FeatureSet(
-        "set", np.eye(2), np.array(["a", "b"]), np.eye(2), np.array(["a", "b"])
-    )
+    data = Dataset.of(np.eye(2), ["a", "b"])
     with pytest.raises(ParameterError, match="must end in"):
         save_features(tmp_path / "set.csv", data)
+    images = Dataset.of(Images(np.zeros((2, 4, 4, 3), np.uint8)), ["a", "b"])
+    with pytest.raises(InputError, match="must be feature vectors, got images"):
+        save_features(tmp_path / "set.npz", images)
+    other = Dataset.of(np.eye(2), ["a", "b"], np.eye(2), ["a", "c"])
+    with pytest.raises(LabelError, match="'c' in the test set only"):
+        save_features(tmp_path / "set.npz", other)
     assert list(tmp_path.glob("*set*")) == []
 
 
@@ -115,26 +127,18 @@ def test_a_file_without_a_test_part_is_read(tmp_path: Path) -> None:
     X = np.eye(20)
     y = np.repeat(["a", "b"], 10)
     np.savez(tmp_path / "bare.npz", X_train=X, y_train=y)
-    save_features(
-        tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], has_test=False)
-    )
+    save_features(tmp_path / "saved.npz", Dataset.of(X, y))
     for name in ("bare.npz", "saved.npz"):
         data = load_features(tmp_path / name)
         assert (data.has_test, len(data.y_train), len(data.y_test)) == (False, 20, 0)
         assert not load_data(tmp_path / name, test_size=0).has_test
         drawn = load_data(tmp_path / name, test_size=0.3)
-        assert isinstance(drawn, FeatureSet)
         assert (drawn.has_test, len(drawn.y_train), len(drawn.y_test)) == (True, 14, 6)
         assert np.array_equal(
             np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20)
         )
-    with pytest.raises(
-        InputError,
-        match=r"X_test must be an empty 2-D .* because has_test is false",
-    ):
-        FeatureSet("x", X, y, X, y, has_test=False)
-    with pytest.raises(InputError, match="X_test must be a non-empty"):
-        FeatureSet("x", X, y, X[:0], y[:0])
+    with pytest.raises(InputError, match="must be Images, Texts or a non-empty 2-D"):
+        Dataset.of(X, y, X[:0], y[:0])
 
 
 def test_arrays_of_pixels_are_images(tmp_path: Path) -> None:
@@ -156,13 +160,17 @@ def test_arrays_of_pixels_are_images(tmp_path: Path) -> None:
 def test_blocks_in_shards_are_joined_like_those_of_a_data_set(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     y = np.arange(9) % 3
-    save_features(
-        tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3))
-    )
-    expected = load_features(tmp_path / "blocks.npz").part("train").features
-    assert (
-        rows_of(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes()
-        == expected.tobytes()
+    save_features(tmp_path / "blocks.npz", Dataset.of(X, y, widths=(2, 3)))
+    data = load_features(tmp_path / "blocks.npz")
+    assert np.array_equal(data.X_train, X)
+    expected = data.part("train").features
+    assert np.array_equal(expected, join_blocks(X, (2, 3)))
+    assert np.array_equal(rows_of(read(tmp_path / "blocks.npz"), rows=4)[0], expected)
+    assert np.array_equal(read_items(data.train).features, expected)
+    joined = Dataset(data.part("train"), class_names=data.class_names)
+    save_features(tmp_path / "joined.npz", joined)
+    assert np.array_equal(
+        load_features(tmp_path / "joined.npz").part("train").features, expected
     )
 
 
@@ -204,7 +212,7 @@ def test_several_files_are_read_in_order_of_their_names(alone: Path) -> None:
 def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, traffic: Traffic) -> None:
     X = np.random.default_rng(1).normal(size=(20_000, 8)).astype(np.float32)
     y = np.arange(20_000) % 5
-    save_features(tmp_path / "big.npz", FeatureSet("big", X, y, X[:10], y[:10]))
+    save_features(tmp_path / "big.npz", Dataset.of(X, y, X[:10], y[:10]))
     upload(tmp_path, "memory://sets")
     size = (tmp_path / "big.npz").stat().st_size
     far = read("memory://sets/big.npz")
@@ -262,11 +270,10 @@ def test_files_of_different_form_are_refused(alone: Path) -> None:
     [
         ({"X_test": None}, "lacks X_test"),
         ({"y_test": None}, "lacks y_test"),
-        ({"X_train": X[:, :3]}, "columns like X_train"),
+        ({"X_train": X[:, :3]}, "3 columns like the training features, got 4"),
         ({"y_train": Y[:3]}, "must hold 6 integers or strings"),
-        ({"y_test": np.array([0, 1, 9])}, r"\[9\] besides"),
         ({"X_train": np.where(X == 9, np.nan, X)}, "row 2"),
-        ({"X_train": X.astype(int)}, "floating-point"),
+        ({"X_train": X.astype(complex)}, "must be feature vectors or bytes"),
         ({"y_train": Y + 0.5}, "integers or strings"),
         (
             {"y_train": np.array([{}] * 6)},
@@ -282,6 +289,12 @@ def test_invalid_feature_files_are_typed_errors(
     }
     with pytest.raises(FileFormatError, match=match):
         load_features(write(tmp_path / "toy.npz", arrays))
+
+
+def test_a_class_in_the_test_part_only_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "toy.npz", {**ARRAYS, "y_test": np.array([0, 1, 9])})
+    with pytest.raises(LabelError, match="'9' in the test set only"):
+        load_features(path)
 
 
 @pytest.mark.parametrize(
@@ -420,10 +433,11 @@ def test_an_archive_that_unpacks_without_end_is_refused(
 
 def test_kind_and_version_are_checked_and_unknown_fields_kept(tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
-    save_features(path, FeatureSet("set", *ARRAYS.values(), unknown={"licence": "CC0"}))
+    data = Dataset.of(*ARRAYS.values(), unknown={"licence": "CC0"})
+    save_features(path, data)
     again = load_features(path)
     assert again.unknown == {"licence": "CC0"}
-    assert contents_of(again) == contents_of(FeatureSet("set", *ARRAYS.values()))
+    assert contents_of(again) == contents_of(data)
     for stamp, error in (
         ({"schema": "feature-set", "version": 99, "evergrow": "7.0"}, NewerSchemaError),
         ({"schema": "learner", "version": 1}, FileFormatError),
@@ -444,3 +458,25 @@ def test_a_file_that_changed_since_the_shards_were_made_is_refused(
         FileFormatError, match="must hold 9 rows of X, as when the shards were made"
     ):
         source_from(source.describe()).read(last)
+
+
+def test_a_file_states_its_blocks_by_an_array(tmp_path: Path) -> None:
+    X = np.array([[3.0, 4.0, 5.0, -12.0], [0.0, -1.0, 1.0, 0.0]])
+    np.savez(tmp_path / "a.npz", X=X, y=["a", "b"], blocks=[2, 2])
+    train = read_labelled(tmp_path / "a.npz", "train")
+    assert train.widths == (2, 2)
+    lengths = np.linalg.norm(train.features.reshape(2, 2, 2), axis=2)
+    np.testing.assert_allclose(lengths, np.sqrt(0.5))
+    assert read_items(tmp_path / "a.npz").widths == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [([2, 3], "must add up to the 4 columns"), ([2.0, 2.0], "must be whole numbers")],
+)
+def test_blocks_that_do_not_fit_are_refused(
+    tmp_path: Path, blocks: list, message: str
+) -> None:
+    np.savez(tmp_path / "a.npz", X=np.eye(4), y=list("abcd"), blocks=blocks)
+    with pytest.raises(FileFormatError, match=message):
+        read_labelled(tmp_path / "a.npz", "train")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evergrow.data import FeatureSet, load_data, load_features, save_features
+from evergrow.data import load_data, load_features, save_features
 from evergrow.data.items import Dataset
 from evergrow.lab.bench.data import fingerprint_of
 
@@ -26,19 +26,25 @@ def write_images(root: Path) -> Path:
     return root
 
 
+def with_other_features(data: Dataset) -> Dataset:
+    return replace(data, train=replace(data.train, features=X + 1))
+
+
 def test_the_fingerprint_of_features_follows_the_contents_only() -> None:
-    one = FeatureSet("one", X, Y, X[::2], Y[::2])
-    two = FeatureSet("two", X.copy(), Y.copy(), X[::2].copy(), Y[::2].copy())
-    other = replace(one, X_train=X + 1)
+    one = Dataset.of(X, Y, X[::2], Y[::2], name="one")
+    two = Dataset.of(
+        X.copy(), Y.astype(np.int64), X[::2].copy(), Y[::2].astype(np.int64), name="two"
+    )
+    other = with_other_features(one)
     assert fingerprint_of(one) == fingerprint_of(two) != fingerprint_of(other)
 
 
 def test_computed_features_are_identified_by_their_origin(tmp_path: Path) -> None:
-    data = FeatureSet("toy", X, Y, X, Y, backbone={"name": "net"}, origin="abc")
+    data = Dataset.of(X, Y, X, Y, backbone={"name": "net"}, origin="abc")
     save_features(tmp_path / "toy.npz", data)
     stored = load_features(tmp_path / "toy.npz")
     assert fingerprint_of(stored) != fingerprint_of(data)
-    assert fingerprint_of(data) == fingerprint_of(replace(data, X_train=X + 1))
+    assert fingerprint_of(data) == fingerprint_of(with_other_features(data))
 
 
 def test_the_fingerprint_of_images_follows_labels_and_not_the_folder(

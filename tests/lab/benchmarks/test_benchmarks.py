@@ -24,7 +24,7 @@ from evergrow.core.errors import (
     FileFormatError,
     UnknownNameError,
 )
-from evergrow.data import Dataset, FeatureSet
+from evergrow.data import Dataset
 from evergrow.data.items import Items, Texts
 from evergrow.lab.bench.data import fingerprint_of
 from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
@@ -260,7 +260,7 @@ def test_a_feature_file_of_the_same_name_precedes_a_benchmark(alone: Path) -> No
         X_test=np.eye(12),
         y_test=y,
     )
-    assert isinstance(load_benchmark("cub200"), FeatureSet)
+    assert load_benchmark("cub200").kind == "features"
 
 
 # -- the comparison --------------------------------------------------------------------

@@ -11,6 +11,12 @@ from evergrow.lab.heads import LoRanPACClassifier
 from evergrow.lab.truncated import TruncatedBasis
 
 
+def test_the_default_width_is_accepted(stream: Any) -> None:
+    head = LoRanPACClassifier(random_state=0, device="cpu").fit(*stream.tasks[0])
+    assert head.n_units == 100_000
+    assert head.score(*stream.tasks[0]) > 0.9
+
+
 @pytest.mark.parametrize(
     ("n_units", "settings"),
     [

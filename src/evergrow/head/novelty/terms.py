@@ -169,6 +169,10 @@ class NoveltyTerms:
         """
         return self._of_centred(H - self.centre, outside)
 
+    def from_span_basis(self, X: Tensor) -> Tensor:
+        """Return ``Q X`` (C, n) of a matrix (C - 1, n). Q is the basis of the span."""
+        return _with_counts(X, self.scatter.counts)
+
     def draw_terms(self) -> Tensor:
         """Return the terms (256, 6) of rows drawn from the statistics.
 

@@ -29,7 +29,7 @@ from evergrow.core.validation import (
     check_number,
     resolve_device,
 )
-from evergrow.data import FeatureSet
+from evergrow.data import Dataset
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers.feature_map import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
@@ -58,12 +58,12 @@ class AnalysisInput:
     ----------
     run : Run
         Method, options, protocol, seed and device.
-    data : FeatureSet
+    data : Dataset
         The dataset.
     """
 
     run: Run
-    data: FeatureSet
+    data: Dataset
 
     @property
     def stream(self) -> Stream:
@@ -84,7 +84,7 @@ class AnalysisInput:
     def fit_first(self) -> IncrementalClassifier:
         """Create the method and fit it to the first task."""
         name = self.run.method.name
-        options = with_blocks(HEADS[name], self.data.widths, self.run.options)
+        options = with_blocks(HEADS[name], self.data.train.widths, self.run.options)
         head: IncrementalClassifier = create_method(name, **options)
         return head.fit(*rows_of(self.data, "train", self.stream.tasks[0].train))
 
@@ -327,7 +327,7 @@ def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
     }
 
 
-def _measure_run(run: Run, data: FeatureSet) -> dict[str, Any]:
+def _measure_run(run: Run, data: Dataset) -> dict[str, Any]:
     """Learn the stream of a run and return accuracy, construction and times."""
     log = StreamLog()
     head = run_stream(run, data, log)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, ParameterError
-from evergrow.data import Dataset, FeatureSet
+from evergrow.data import Dataset
 from evergrow.data.arrays import REQUIRED
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
@@ -103,19 +103,20 @@ class ImageData:
         """Whether there is a test set."""
         return self.data.has_test
 
-    def encoded_by(self, backbone: Backbone) -> FeatureSet:
+    def encoded_by(self, backbone: Backbone) -> Dataset:
         """Return features of all images from a backbone adapted to the first task."""
         return featurize(self.data, backbone, cache=False)
 
 
 def rows_of(
-    data: FeatureSet | ImageData, part: str, rows: NDArray[np.int64]
+    data: Dataset | ImageData, part: str, rows: NDArray[np.int64]
 ) -> tuple[Any, NDArray[Any]]:
     """Return rows of the part ``"train"`` or ``"test"`` and their labels."""
     labels = getattr(data, f"y_{part}")[rows]
     if isinstance(data, ImageData):
         return data.data.part(part).raw_items().take(rows), labels
-    return join_blocks(getattr(data, f"X_{part}")[rows], data.widths), labels
+    features = getattr(data, f"X_{part}")[rows]
+    return join_blocks(features, data.train.widths), labels
 
 
 class DataSource:
@@ -130,31 +131,28 @@ class DataSource:
     def __init__(self, device: str | torch.device = "auto") -> None:
         self._device = device
         self._entry: DataEntry | None = None
-        self._data: FeatureSet | Dataset | None = None
+        self._data: Dataset | None = None
         self._backbone: Backbone | None = None
-        self._features: FeatureSet | None = None
+        self._features: Dataset | None = None
 
     def describe(self, entry: DataEntry) -> dict[str, Any]:
         """Return the description for records, without computing features."""
         data = self._load(entry)
-        if isinstance(data, FeatureSet):
+        if data.kind == "features":
             return {"fingerprint": fingerprint_of(data), **data.describe()}
         spec = self.backbone(entry).spec
         backbone = backbone_entry(spec)
         return {
-            "name": data.name,
             "fingerprint": _origin_fingerprint(fingerprint_of(data), backbone),
-            "n_train": len(data.y_train),
-            "n_test": len(data.y_test),
+            **data.describe(),
             "n_features": spec.n_features,
-            "n_classes": data.n_classes,
             "backbone": backbone,
         }
 
-    def get(self, entry: DataEntry) -> FeatureSet:
+    def get(self, entry: DataEntry) -> Dataset:
         """Return the features of an entry; images and texts are encoded once."""
         data = self._load(entry)
-        if isinstance(data, FeatureSet):
+        if data.kind == "features":
             return data
         if self._features is None:
             self._features = replace(
@@ -165,13 +163,10 @@ class DataSource:
     def images(self, entry: DataEntry) -> ImageData:
         """Return the images of an entry and its backbone."""
         data = self._load(entry)
-        if isinstance(data, FeatureSet) or data.kind != "image":
-            kind = "features"
-            if not isinstance(data, FeatureSet):
-                kind = f"{data.kind}s"
+        if data.kind != "image":
             raise ParameterError(
                 f"dataset {entry.label!r} must be images for a method that trains its "
-                f"network, got {kind}"
+                f"network, got {data.kind.removesuffix('s')}s"
             )
         fingerprint = self.describe(entry)["fingerprint"]
         return ImageData(data, self.backbone(entry), fingerprint)
@@ -195,7 +190,7 @@ class DataSource:
                 named.name, named.weights, preset, device=self._device, **named.options
             )
             side = None
-            if isinstance(data, Dataset) and data.kind == "image":
+            if data.kind == "image":
                 side = median_side(data.train.raw_items())
             self._backbone = backbone.with_recipe(named.recipe, side)
         return self._backbone
@@ -209,7 +204,7 @@ class DataSource:
             return None
         return encoding_gflops(backbone)
 
-    def _load(self, entry: DataEntry) -> FeatureSet | Dataset:
+    def _load(self, entry: DataEntry) -> Dataset:
         if self._data is None or self._entry != entry:
             # Free the previous dataset first.
             self._data = None
@@ -227,7 +222,7 @@ class DataSource:
         return self._data
 
 
-def fingerprint_of(data: Dataset | FeatureSet) -> str:
+def fingerprint_of(data: Dataset) -> str:
     """Return a hash of the data that does not depend on names or paths of files.
 
     The hash of raw data covers names and sizes of the samples and the labels, and is
@@ -236,7 +231,7 @@ def fingerprint_of(data: Dataset | FeatureSet) -> str:
     data and the backbone. The hash of stored features covers their values.
     """
     digest = hashlib.blake2b(digest_size=8)
-    if isinstance(data, Dataset):
+    if data.kind != "features":
         items = data.train.raw_items()
         test = items.take([]) if data.test is None else data.test.raw_items()
         texts = [items.stamp(times=False), test.stamp(times=False), *data.class_names]
@@ -247,10 +242,15 @@ def fingerprint_of(data: Dataset | FeatureSet) -> str:
             digest.update(labels.astype("<i8", copy=False).tobytes())
         return digest.hexdigest()
     if data.origin:
-        return _origin_fingerprint(data.origin, data.backbone)
-    digest.update(repr(data.widths).encode() if data.widths else b"")
+        return _origin_fingerprint(data.origin, data.train.backbone)
+    widths = data.train.widths
+    digest.update(repr(widths).encode() if widths else b"")
+    # The published records hashed labels in the type of their files.
+    label_type = np.int16 if data.n_classes < 2**15 else np.int64
     for name in REQUIRED:
         array = np.ascontiguousarray(getattr(data, name))
+        if name.startswith("y_"):
+            array = array.astype(label_type)
         digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -17,7 +17,7 @@ from sklearn.metrics import confusion_matrix
 
 from evergrow.core.record import to_json_values
 from evergrow.core.validation import resolve_device
-from evergrow.data import FeatureSet
+from evergrow.data import Dataset
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.bench.analyses import ANALYSES, AnalysisInput
 from evergrow.lab.bench.data import DataSource, ImageData
@@ -64,7 +64,7 @@ def execute(run: Run, datasets: DataSource) -> Record:
 
     def work() -> None:
         gflops = datasets.gflops(run.data)
-        data: FeatureSet | ImageData
+        data: Dataset | ImageData
         if method_needs(run.method.name) == "images":
             data = datasets.images(run.data)
         else:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.core.validation import resolve_device, synchronize
-from evergrow.data import FeatureSet
+from evergrow.data import Dataset
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.scl import SCLClassifier
 from evergrow.lab.bench.data import ImageData, fingerprint_of, rows_of
@@ -54,7 +54,7 @@ class StreamLog:
 
 
 def run_stream(
-    run: Run, data: FeatureSet | ImageData, log: StreamLog
+    run: Run, data: Dataset | ImageData, log: StreamLog
 ) -> IncrementalClassifier | ImageClassifier:
     """Learn and evaluate task by task, fill the log, and return the method."""
     device = resolve_device(run.device)
@@ -65,8 +65,8 @@ def run_stream(
         earlier_seeds=run.earlier_seeds,
     )
     options = run.options
-    if isinstance(data, FeatureSet):
-        options = with_blocks(HEADS[run.method.name], data.widths, options)
+    if isinstance(data, Dataset):
+        options = with_blocks(HEADS[run.method.name], data.train.widths, options)
     method: Any = create_method(run.method.name, **options)
     learner: Any = method
     log.only_last = getattr(method, "joint", False)
@@ -101,12 +101,12 @@ def run_stream(
     return cast("IncrementalClassifier | ImageClassifier", method)
 
 
-DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
+DataT = TypeVar("DataT", bound=Dataset | ImageData)
 
 
 def require_unchanged(data: DataT, run: Run) -> DataT:
     """Return the data; raise if they differ from the data of the plan."""
-    if isinstance(data, FeatureSet):
+    if isinstance(data, Dataset):
         found = fingerprint_of(data)
     else:
         found = data.fingerprint
@@ -122,7 +122,7 @@ def _learn(
     learner: Any,
     stream: Stream,
     task: Task,
-    data: FeatureSet | ImageData,
+    data: Dataset | ImageData,
     device: torch.device,
 ) -> float:
     """Learn one task and return the seconds, without the time to load the rows."""

@@ -16,7 +16,6 @@ from evergrow.core.validation import with_changes
 from evergrow.data import (
     DataOptions,
     Dataset,
-    FeatureSet,
     inspect_data,
     load_data,
     read,
@@ -24,7 +23,7 @@ from evergrow.data import (
 )
 from evergrow.data.arrays import SUFFIX
 from evergrow.data.items import Samples, is_image
-from evergrow.data.load import complete_dataset
+from evergrow.data.load import complete_data
 from evergrow.data.storage import Tree
 from evergrow.data.tables import ListedPart, listed_dataset, listed_samples
 from evergrow.lab.benchmarks.catalogue import (
@@ -41,7 +40,7 @@ from evergrow.lab.benchmarks.official import read_published
 
 def load_benchmark(
     source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
-) -> Dataset | FeatureSet:
+) -> Dataset:
     """Load a benchmark by name, or any source of :func:`evergrow.data.load_data`.
 
     Parameters
@@ -57,7 +56,7 @@ def load_benchmark(
 
     Returns
     -------
-    Dataset or FeatureSet
+    Dataset
 
     Warns
     -----
@@ -82,11 +81,10 @@ def load_benchmark(
     found = _read(text, chosen)
     if found is None:
         data = load_data(text, chosen)
-        if isinstance(data, Dataset):
-            _warn(data, check_benchmark(data))
+        _warn(data, check_benchmark(data))
         return data
     labelled, name = found
-    data = dataclasses.replace(complete_dataset(labelled, text, chosen), name=name)
+    data = dataclasses.replace(complete_data(labelled, text, chosen), name=name)
     benchmark = _benchmark_of(data)
     if benchmark is not None and labelled.test is None:
         note = "no published split was found, so results are not comparable"
@@ -106,14 +104,14 @@ def load_benchmark(
     return data
 
 
-def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list[str]:
+def check_benchmark(data: Dataset, name: str | None = None) -> list[str]:
     """Return the differences between a dataset and a benchmark.
 
     Counts are compared, and class names if they are known.
 
     Parameters
     ----------
-    data : Dataset or FeatureSet
+    data : Dataset
         Result of :func:`load_benchmark`. Features are not compared.
     name : str, optional
         Name of the benchmark. By default it follows from the name of the dataset.
@@ -138,7 +136,7 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
         raise UnknownNameError(
             f"benchmark must be a known name, got {name!r}; nearest: {close}"
         )
-    if benchmark is None or not isinstance(data, Dataset):
+    if benchmark is None or data.kind == "features":
         return []
     differences = _check_counts(data, benchmark) + _check_names(data, benchmark)
     return [f"{benchmark.title}: {line}" for line in differences]
@@ -286,9 +284,9 @@ def _is_feature_file(name: str) -> bool:
     return any((folder / f"{name}{SUFFIX}").is_file() for folder in search_path())
 
 
-def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
+def _benchmark_of(data: Dataset) -> Benchmark | None:
     """Return the benchmark with the name of an image dataset, or None."""
-    if isinstance(data, Dataset) and data.kind == "image":
+    if data.kind == "image":
         return benchmark_of_folder(data.name)
     return None
 

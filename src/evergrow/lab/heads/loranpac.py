@@ -26,8 +26,14 @@ from evergrow.lab.truncated import TruncatedBasis
 MAX_FLOAT64_UNITS = 20_000
 """Widest layer that ``dtype="auto"`` computes in float64, to bound memory."""
 
-MOST_UNITS = 262_144
-"""Largest width; 10,000 buffered rows of it take 20 GiB."""
+
+class WideLayer(GaussianLayer):
+    """A layer for heads without matrices of its order.
+
+    10,000 buffered rows of the largest one take 20 GiB.
+    """
+
+    largest: ClassVar[int] = 262_144
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +127,7 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     def _check_params(self) -> None:
         # No matrix has the order of the layer here, only tall ones of `rank` columns.
-        check_integer("n_units", self.n_units, high=MOST_UNITS)
+        check_integer("n_units", self.n_units, high=WideLayer.largest)
         for name in ("rank", "batch_size", "buffer_rows"):
             check_integer(name, getattr(self, name), high=LARGEST_WIDTH)
         check_number("truncate", self.truncate, low=0, high=1, high_open=True)
@@ -151,7 +157,7 @@ class LoRanPACClassifier(IncrementalClassifier):
             cross = sum_columns(self._cross, labels.groups)
         else:
             self._seed = resolve_seed(self.random_state)
-            units = GaussianLayer(self.n_units, activation="relu", bias="none")
+            units = WideLayer(self.n_units, activation="relu", bias="none")
             layer = units.build(Z, Z, seed=self._seed)
             check_contrast(layer, Z)
             basis = TruncatedBasis.empty(self.n_units, dtype, Z.device)

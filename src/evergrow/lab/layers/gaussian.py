@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -68,9 +69,10 @@ class GaussianLayer(Layer):
     activation: str = "sigmoid"
     scales: float | Scales = 1.0
     bias: str = "gaussian"
+    largest: ClassVar[int] = LARGEST_WIDTH
 
     def __post_init__(self) -> None:
-        check_integer("n_units", self.n_units, high=LARGEST_WIDTH)
+        check_integer("n_units", self.n_units, high=self.largest)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_choice("bias", self.bias, ("gaussian", "points", "none"))
         check_scales(self._scales)
