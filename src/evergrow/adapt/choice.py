@@ -279,7 +279,8 @@ def choice_of(
     """Choose a setting by the mean probability of the true class.
 
     This probability varies less between samples of rows than accuracy does. A setting
-    must raise it by more than the standard error; otherwise the network stays frozen.
+    must raise it by more than the standard error, and must not lower the accuracy;
+    otherwise the network stays frozen.
 
     Parameters
     ----------
@@ -318,7 +319,8 @@ def choice_of(
         )
     chosen = 0
     for index, trial in enumerate(trials):
-        if trial.gain > max(trial.error, trials[chosen].gain):
+        is_safe = trial.gain > trial.error and trial.accuracy >= trials[0].accuracy
+        if is_safe and trial.gain > trials[chosen].gain:
             chosen = index
     return AdaptChoice(tuple(trials), chosen, len(codes))
 

@@ -291,7 +291,7 @@ FineTuneMode = Literal["full", "auto"]
 FINE_TUNING = TrainConfig(
     epochs=40,
     batch_size=64,
-    lr=1e-3,
+    lr=3e-4,
     weight_decay=0.05,
     optimizer="adamw",
     schedule="warm-cosine",
@@ -341,7 +341,7 @@ class FineTuneConfig:
     >>> from evergrow.adapt.settings import FineTuneConfig
     >>> config = FineTuneConfig().changed(epochs=10, fraction=0.25)
     >>> config.train.epochs, config.train.lr, config.fraction
-    (10, 0.001, 0.25)
+    (10, 0.0003, 0.25)
     >>> FineTuneConfig.from_dict(config.to_dict()) == config
     True
     """
