@@ -33,8 +33,8 @@ serve: $(DEMO) | $(MODELS)  ## the page and the HTTP service on PORT (8080); mod
 
 $(MODELS): | $(DEMO)
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
-	$(BIN)/evergrow demo --pictures $$folder/digits && $(BIN)/evergrow fit $$folder/digits/first -m $$folder/digits.evg && \
-	mkdir -p $@ && mv $$folder/digits.evg $@
+	$(BIN)/evergrow demo --pictures $$folder/shapes && $(BIN)/evergrow fit $$folder/shapes/first -m $$folder/shapes.evg && \
+	mkdir -p $@ && mv $$folder/shapes.evg $@
 
 check: $(STAMP)  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

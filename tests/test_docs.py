@@ -367,8 +367,11 @@ def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "knows 8 classes from 96 samples (revision 2)" in done.stdout
     assert (
-        (tmp_path / "digits.html")
+        (tmp_path / "shapes.html")
         .read_text(encoding="utf-8")
         .startswith("<!doctype html>")
     )
-    assert (tmp_path / "digits.onnx").exists()
+    assert (tmp_path / "shapes.onnx").exists()
+    found = re.search(r"accuracy +([\d.]+) % of 64 samples", done.stdout)
+    assert found is not None
+    assert float(found[1]) >= 95

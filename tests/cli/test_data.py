@@ -256,11 +256,18 @@ def test_the_digits_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo_writes_folders_that_can_be_loaded(tmp_path: Path) -> None:
-    result = evergrow("demo", "--pictures", str(tmp_path / "digits"), "--json")
-    assert json.loads(result.output)["first"] == 60
-    data = load_data(tmp_path / "digits" / "first")
-    assert data.class_names == tuple(f"digit {n}" for n in range(5))
-    assert len(list((tmp_path / "digits" / "test").glob("*/*.png"))) == 32
-    again = evergrow("demo", "--pictures", str(tmp_path / "digits"))
+    result = evergrow("demo", "--pictures", str(tmp_path / "shapes"), "--json")
+    counts = json.loads(result.output)
+    assert [counts[part] for part in ("first", "later", "strange", "test")] == [
+        60,
+        36,
+        32,
+        64,
+    ]
+    data = load_data(tmp_path / "shapes" / "first")
+    assert data.class_names == ("circle", "cross", "heart", "moon", "star")
+    files = sorted((tmp_path / "shapes").rglob("*.png"))
+    assert len({path.read_bytes() for path in files}) == len(files) == 192
+    again = evergrow("demo", "--pictures", str(tmp_path / "shapes"))
     assert again.exit_code == 2
     assert "new or empty folder" in again.stderr

@@ -246,7 +246,7 @@ def test_the_backbone_line_is_short(shell, images, monkeypatch):
         weights="random",
         reason="test_resnet is here; without weights here: giants",
     )
-    monkeypatch.setattr(weights, "best_backbone", lambda kind: choice)
+    monkeypatch.setattr(weights, "best_backbone", lambda *_: choice)
     short = shell.run("fit", images, "-m", "a.evg").stdout
     assert "backbone: test_resnet, the strongest whose weights are here\n" in short
     assert "giants" not in short

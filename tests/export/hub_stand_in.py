@@ -53,6 +53,11 @@ class Hub:
     address: str = ""
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    stop_after: int | None = None
+    """Bytes of a file after which the connection breaks and the hub goes down."""
+    is_down: bool = False
+    alters_files: bool = False
+    """Whether files arrive with other bytes than their checksum says."""
 
     def repository(self, name: str, kind: str = "models") -> Repository:
         return self.repositories.setdefault((kind, name), Repository())
@@ -114,8 +119,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        if self.command == "HEAD":
+            return
+        stop_after = self.hub.stop_after
+        if stop_after is not None and len(body) > stop_after:
+            body = body[:stop_after]
+            self.hub.is_down = True
+            self.close_connection = True
+        self.wfile.write(body)
 
     def _json(self, values: Any) -> None:
         self._send(json.dumps(values).encode())
@@ -196,16 +207,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing("EntryNotFound", X_Repo_Commit=found[0])
             return
         data = found[1][path]
-        etag = f'"{hashlib.sha256(data).hexdigest()}"'
+        etag = f'"{_checksum(path, data)}"'
         headers = {
             "ETag": etag,
             "X_Repo_Commit": found[0],
             "Content_Type": "application/octet-stream",
         }
+        if self.hub.is_down:
+            self._send(b"", 503)
+            return
+        if self.hub.alters_files:
+            data = bytes(byte ^ 1 for byte in data)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             self._send(data, **headers)
             return
+        self.hub.asked[-1] += f" from {wanted[1]}"
         first = int(wanted[1])
         last = min(int(wanted[2] or len(data) - 1), len(data) - 1)
         self._send(
@@ -214,6 +231,13 @@ class _Handler(BaseHTTPRequestHandler):
             Content_Range=f"bytes {first}-{last}/{len(data)}",
             **headers,
         )
+
+
+def _checksum(path: str, data: bytes) -> str:
+    """Return git's checksum of small files, and SHA-256 of weights and models."""
+    if path.endswith((".json", ".txt")):
+        return hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
+    return hashlib.sha256(data).hexdigest()
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:

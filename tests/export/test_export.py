@@ -44,7 +44,7 @@ from evergrow.features import create_backbone, encode  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier  # noqa: E402
 from evergrow.head.layers import GuidedLayer  # noqa: E402
-from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
+from evergrow.head.linalg.shape_scores import LIKELIEST  # noqa: E402
 from evergrow.learner.calibration import Calibration  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 

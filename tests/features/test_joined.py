@@ -14,6 +14,7 @@ from tests.features.extraction_toys import LetterCounter, write_images
 
 from evergrow.core.errors import (
     FileFormatError,
+    InputError,
     ParameterError,
     UnknownNameError,
     WeightsError,
@@ -249,6 +250,23 @@ def test_other_networks_than_those_of_create_backbone_are_refused() -> None:
         JoinedBackbone([network("test_vit"), network("test_vit")])
     with pytest.raises(ParameterError, match="options must be left out"):
         joined(img_size=96)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 160, 160), (1, 3, 160, 400)])
+def test_images_of_another_size_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="side by side, 160 x 320 pixels from"):
+        joined().encode(torch.rand(shape))
+    with pytest.raises(InputError, match="side by side, 192 x 352 pixels from"):
+        network("test_vit", recipe="final@160+192").encode(torch.rand(shape))
+    with pytest.raises(InputError, match="got list"):
+        joined().encode(["a text"])
+
+
+def test_adapted_networks_are_refused() -> None:
+    adapted = network("test_vit")
+    adapted.spec = replace(adapted.spec, name="test_vit+ssf", options={"tuner": "ssf"})
+    with pytest.raises(ParameterError, match=r"must not be adapted.*got test_vit\+ssf"):
+        JoinedBackbone([adapted, network("test_resnet")])
 
 
 def test_weights_are_one_source_or_one_per_network(tmp_path: Path) -> None:

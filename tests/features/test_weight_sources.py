@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import timm
-from safetensors.torch import save
-from tests.export.hub_stand_in import Hub, running_hub
 
 from evergrow.core.errors import WeightsError
 from evergrow.features import (
     best_backbone,
     create_backbone,
+    download,
     list_backbones,
 )
 from evergrow.features import weights as weights_module
@@ -72,12 +70,12 @@ def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(
 ) -> None:
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(weights_module, "_TIMEOUT", 1.0)
+    monkeypatch.setattr(download, "_TIMEOUT", 1.0)
     monkeypatch.setattr(
-        weights_module, "_endpoint", lambda: "https://no-such-host.invalid/x"
+        download, "hub_address", lambda: "https://no-such-host.invalid/x"
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert "no-such-host.invalid/x cannot be reached" in weights_module.unreachable()
+    assert "no-such-host.invalid/x cannot be reached" in download.unreachable()
 
 
 def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
@@ -112,55 +110,26 @@ def test_the_best_one_is_the_first_with_weights(
     assert (choice.name, choice.weights) == ("small", "hub")
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Serve one weights file the way the hub does."""
-    state = timm.create_model("test_resnet", num_classes=1000).state_dict()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for variable in (
-        "HF_HUB_OFFLINE",
-        "TRANSFORMERS_OFFLINE",
-        "http_proxy",
-        "HTTP_PROXY",
-        "all_proxy",
-        "ALL_PROXY",
-    ):
-        monkeypatch.delenv(variable, raising=False)
-    with running_hub() as running:
-        running.repository("timm/test_resnet.r160_in1k").add(
-            {"model.safetensors": save(state)}
-        )
-        monkeypatch.setattr(weights_module, "_endpoint", lambda: running.address)
-        yield running
-
-
-def test_weights_are_downloaded_once_and_then_come_from_the_cache(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("offline")
+def test_the_level_best_uses_two_networks_if_both_are_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first = create_backbone("test_resnet.r160_in1k", device="cpu")
-    assert first.spec.weights == "hub"
-    asked = list(hub.asked)
-    assert sum(line.startswith("GET") and "/resolve/" in line for line in asked) == 1
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert (
-        create_backbone("test_resnet.r160_in1k", weights="hub", device="cpu").spec
-        == first.spec
+    here = {"tf_efficientnet_lite0", "tf_efficientnet_lite2"}
+    monkeypatch.setattr(
+        weights_module,
+        "find_bundled",
+        lambda wanted: tmp_path if wanted.name in here else None,
     )
-    assert hub.asked == asked
-    with pytest.raises(WeightsError, match=rf"on another machine.*{tmp_path}"):
-        create_backbone("test_vit.r160_in1k")
-
-
-def test_a_file_that_the_hub_does_not_have(hub: Hub) -> None:
-    hub.repository("timm/test_vit.r160_in1k")
-    with pytest.raises(
-        WeightsError, match=r"the download failed \(\w*EntryNotFoundError"
-    ):
-        create_backbone("test_vit.r160_in1k")
-    assert (
-        sum(line.startswith("HEAD") for line in hub.asked) >= 2
-    )  # both file names were tried
+    both = best_backbone("image", "best")
+    assert both.name == "tf_efficientnet_lite0+tf_efficientnet_lite2"
+    assert (both.weights, both.n_features, both.megabytes) == ("bundled", 2560, 44)
+    assert "the level best uses" in both.reason
+    for level in ("", "fast", "rich", "rich@224+320:mirror"):
+        assert best_backbone("image", level).name == "tf_efficientnet_lite0"
+    here.remove("tf_efficientnet_lite2")
+    assert best_backbone("image", "best").name == "tf_efficientnet_lite0"
+    here.update(("tf_efficientnet_lite2", "vit_small_patch14_reg4_dinov2.lvd142m"))
+    assert best_backbone("image", "best").name == "small"
 
 
 @pytest.mark.usefixtures("offline")

@@ -103,7 +103,8 @@ def test_counts_shapes_and_novelty_use_labelled_rows_only(data):
         plain.held_out_scores(X[:6], y[:6]).terms,
     )
     assert model.model_.shapes is not None
-    assert torch.equal(model.model_.shapes.moments, plain.model_.shapes.moments)
+    assert torch.equal(model.model_.shapes.factors, plain.model_.shapes.factors)
+    assert torch.equal(model.model_.shapes.triangles, plain.model_.shapes.triangles)
 
 
 def test_forget_unlabelled_restores_the_scores_bit_for_bit(data):

@@ -50,4 +50,4 @@ def test_a_page_needs_no_more_than_it_says(
         "-c", RUN, place.folder / "bin", stdin=json.dumps(BLOCK.findall(text))
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert page != "README.md" or (place.work / "digits.onnx").exists()
+    assert page != "README.md" or (place.work / "shapes.onnx").exists()

@@ -33,7 +33,7 @@ def offers() -> list[tuple[str, str]]:
         (method, name)
         for method in HEADS.names()
         for name in NUMBERS
-        if name in HEADS[method]._param_names()
+        if name in HEADS[method].param_names()
     ]
 
 

@@ -394,7 +394,10 @@ def test_many_rows_can_be_sent_as_an_npy_file(api: Api) -> None:
     swollen = file.getvalue().replace(b"(1000, 6)", b"(1009, 6)")
     pickled = io.BytesIO()
     np.save(pickled, np.asarray([[object]]), allow_pickle=True)
+    start = b"\x93NUMPY\x01\x00"
     for content in (
+        start + b"\x13\x00{'descr': [[[['<f8'" + bytes(8),
+        start + b"\x28\x23" + b"-" * 9000,  # too deep to be parsed
         b"",
         b"no table",
         swollen,

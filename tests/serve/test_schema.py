@@ -59,6 +59,12 @@ def test_every_route_is_described(api: Any) -> None:
         assert name in document["components"]["schemas"], name
 
 
+def test_the_reference_is_found_without_the_last_slash(api: Any) -> None:
+    answer = api.client.get("/docs", follow_redirects=True)
+    assert answer.status_code == 200
+    assert answer.url.path == "/docs/"
+
+
 def test_405_responses_list_the_allowed_methods(api: Any) -> None:
     paths = api.client.get("/openapi.json").json()["paths"]
     del paths["/api/v1/models/upload"]  # a model may have this name

@@ -12,6 +12,7 @@ MODULES = (
     "tools",
     "sort",
     "share",
+    "demo",
     "data",
     "features",
     "backbones",

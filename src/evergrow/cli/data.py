@@ -1,4 +1,4 @@
-"""``evergrow data`` describes and checks a data set; ``demo`` writes one."""
+"""``evergrow data`` describes and checks a data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.model_files import check_new_folder
 from evergrow.cli.registry import command
 from evergrow.core.errors import DataWarning
 
@@ -33,56 +32,6 @@ _FINDINGS = (
     ("unread", "cannot be read", ["sample"]),
 )
 """Kind, heading and columns of the findings of ``--check``."""
-
-
-@command("demo")
-def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
-    """Write images of handwritten digits, one folder per class, to try the commands on.
-
-    The folders first (digits 0 to 4) and later (5 to 7) are to be learned, test has
-    other images of these digits, and strange has digits 8 and 9 as unknown classes.
-
-    For example:
-
-      evergrow demo --pictures digits
-
-    Parameters
-    ----------
-    pictures : FOLDER
-        New or empty folder to write to.
-    """
-    import numpy as np
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    check_new_folder(pictures)
-    digits = load_digits()
-    pixels = (digits.images * (255 / 16)).astype(np.uint8)
-    # Preprocessing crops images, so a frame is added.
-    framed = np.pad(pixels, ((0, 0), (1, 1), (1, 1)))
-    counts = dict.fromkeys(("first", "later", "strange", "test"), 0)
-    for digit in range(10):
-        for number, image in enumerate(framed[digits.target == digit][:16]):
-            part = _demo_part(digit, number)
-            path = pictures / part / f"digit {digit}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).resize((80, 80)).save(path)
-            counts[part] += 1
-    parts = ", ".join(f"{count} in {part}" for part, count in counts.items())
-    return Answer(
-        {"folder": str(pictures), **counts},
-        [f"{pictures}: {parts}"],
-        done=f"{pictures} was written",
-    )
-
-
-def _demo_part(digit: int, number: int) -> str:
-    """Return the folder of an image. Digits 8 and 9 are unknown classes."""
-    if digit >= 8:
-        return "strange"
-    if number >= 12:
-        return "test"
-    return "first" if digit < 5 else "later"
 
 
 @command("data")

@@ -153,7 +153,13 @@ def group_command(
             known, "train", learner.state_.kind, columns.data_options()
         )
     features = learner.encode(samples)
-    found = tools.group_unknown(learner, features, n_groups=groups, known=labelled)
+    found = tools.group_unknown(
+        learner,
+        features,
+        n_groups=groups,
+        known=labelled,
+        progress=bool(run.encode_settings()["progress"]),
+    )
     items_by_group = {
         f"group-{number:03d}": [names[row] for row in rows]
         for number, rows in enumerate(found.rows, 1)
@@ -228,7 +234,7 @@ def drift_command(
     lines = [
         f"{len(changed)} of {tested} changed; without any change, "
         f"{percent(false_alarm)} would be reported",
-        *table(["class", *right], rows, right),
+        *(table(["class", *right], rows, right) if rows else []),
     ]
     values = {
         "model": str(model),

@@ -299,7 +299,7 @@ class ArrayFile:
     ) -> None:
         """Read a small array into ``class_names``, ``blocks`` or ``texts``."""
         with archive.open(info) as entry:
-            _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
+            read_npy_header(cast(BinaryIO, entry), info.filename, info.file_size)
         with archive.open(info) as entry:
             array = _FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False)
         value = np.asarray(array)
@@ -317,7 +317,9 @@ class ArrayFile:
     ) -> StoredArray:
         """Return type, shape and position of an array, from its headers only."""
         with archive.open(info) as entry:
-            header = _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
+            header = read_npy_header(
+                cast(BinaryIO, entry), info.filename, info.file_size
+            )
         by_columns = header.is_fortran and len(header.shape) > 1
         if info.compress_type != zipfile.ZIP_STORED or by_columns:
             return StoredArray(header.shape, header.dtype, -1)
@@ -332,7 +334,7 @@ class ArrayFile:
         return StoredArray(header.shape, header.dtype, offset)
 
 
-class _Header(NamedTuple):
+class NpyHeader(NamedTuple):
     """Header of an NPY file: shape, order and type of the array, and its own length."""
 
     shape: tuple[int, ...]
@@ -341,7 +343,7 @@ class _Header(NamedTuple):
     length: int
 
 
-def _read_header(file: BinaryIO, name: str, size: int) -> _Header:
+def read_npy_header(file: BinaryIO, name: str, size: int) -> NpyHeader:
     """Read the header of an NPY file of ``size`` bytes.
 
     Raises
@@ -362,11 +364,12 @@ def _read_header(file: BinaryIO, name: str, size: int) -> _Header:
         ) from error
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"{name} must hold plain values, got {dtype}")
-    if math.prod(shape) * dtype.itemsize != size - file.tell():
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or n_bytes != size - file.tell():
         raise ValueError(
             f"{name} must hold {shape} values of {dtype}, got another number of bytes"
         )
-    return _Header(shape, is_fortran, dtype, file.tell())
+    return NpyHeader(shape, is_fortran, dtype, file.tell())
 
 
 @lru_cache(maxsize=4)
@@ -404,7 +407,7 @@ def read_npy(path: Path) -> NDArray[Any]:
         wrap_format_errors(str(path), "NPY file of plain values"),
         open(path, "rb") as file,
     ):
-        _read_header(file, path.name, os.fstat(file.fileno()).st_size)
+        read_npy_header(file, path.name, os.fstat(file.fileno()).st_size)
         file.seek(0)
         return np.asarray(_FORMAT.read_array(file, allow_pickle=False))
 

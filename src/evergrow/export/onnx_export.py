@@ -40,7 +40,7 @@ from evergrow.export.onnx_head import (
 )
 from evergrow.export.onnx_novelty import LARGEST, add_novelty
 from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.features.joined_backbone import SEPARATOR
+from evergrow.features.networks import SEPARATOR
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.classifier import Classifier
 from evergrow.head.ridge_model import LayerMap

@@ -19,7 +19,7 @@ from evergrow.export.onnx_backbone import PURPOSE, ExportError
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
-from evergrow.head.linalg.class_shapes import LIKELIEST, ShapeScores
+from evergrow.head.linalg.shape_scores import LIKELIEST, ShapeScores
 from evergrow.head.ridge_model import LayerMap
 
 PREFIX = "evergrow"

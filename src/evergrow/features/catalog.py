@@ -35,12 +35,16 @@ from evergrow.features.backbone import (
 )
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
 from evergrow.features.joined_backbone import (
-    SEPARATOR,
     JoinedBackbone,
     check_same_kind,
     split_names,
 )
-from evergrow.features.networks import CATALOG, SENTENCE_PREFIX, catalog_entry
+from evergrow.features.networks import (
+    CATALOG,
+    SENTENCE_PREFIX,
+    SEPARATOR,
+    catalog_entry,
+)
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.weights import (
     FILE_NAMES,

@@ -40,7 +40,7 @@ from evergrow.features.backbone import (
     resolve_recipe,
     rich_blocks,
 )
-from evergrow.features.preprocess import Preprocessing, stack_views
+from evergrow.features.preprocess import Preprocessing, ViewStack, stack_views
 
 _RICH_COST = 1.35
 """Cost of the larger view of ``rich``, relative to the network's own size."""
@@ -128,13 +128,7 @@ class ImageBackbone(Backbone):
         batch : Tensor of shape (n, 3, height, width)
             From :attr:`transform`. It is moved to the device.
         """
-        if not isinstance(batch, Tensor):
-            raise InputError(f"{_BATCH_RULE}, got {type(batch).__name__}")
-        is_rgb = batch.ndim == 4 and batch.shape[1] == 3
-        if not (is_rgb and batch.is_floating_point()):
-            raise InputError(
-                f"{_BATCH_RULE}, got {batch.dtype} of shape {tuple(batch.shape)}"
-            )
+        batch = check_batch(batch, self.transform)
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
@@ -277,6 +271,33 @@ class ImageBackbone(Backbone):
         except ParameterError:
             return False
         return True
+
+
+def check_batch(batch: Any, transform: Preprocessing) -> Tensor:
+    """Return a batch of transformed images.
+
+    A single view may have another size than the preprocessing gives it.
+
+    Raises
+    ------
+    InputError
+        If `batch` is not a batch of images, or several views side by side have another
+        size than `transform` gives them.
+    """
+    if not isinstance(batch, Tensor):
+        raise InputError(f"{_BATCH_RULE}, got {type(batch).__name__}")
+    is_rgb = batch.ndim == 4 and batch.shape[1] == 3
+    if not (is_rgb and batch.is_floating_point()):
+        raise InputError(
+            f"{_BATCH_RULE}, got {batch.dtype} of shape {tuple(batch.shape)}"
+        )
+    if isinstance(transform, ViewStack) and tuple(batch.shape[2:]) != transform.size:
+        height, width = transform.size
+        raise InputError(
+            f"batch must have all views of the recipe side by side, {height} x {width} "
+            f"pixels from transform, got {batch.shape[2]} x {batch.shape[3]}"
+        )
+    return batch
 
 
 def _view_of_cost(size: int, cost: float) -> View:

@@ -25,12 +25,10 @@ from evergrow.features.backbone import (
     FeatureRecipe,
     parse_recipe,
 )
-from evergrow.features.image_backbone import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone, check_batch
+from evergrow.features.networks import SEPARATOR
 from evergrow.features.preprocess import Preprocessing, stack_networks
 from evergrow.features.text_backbone import TextBackbone
-
-SEPARATOR = "+"
-"""Between the names of networks, as in ``"first+second"``."""
 
 PARTS = "parts"
 """Source of the weights of several networks; each has a source of its own."""
@@ -121,11 +119,20 @@ class JoinedBackbone(Backbone):
         ----------
         batch : Tensor of shape (n, 3, height, width), or list of str
             Images from :attr:`transform`, or texts.
+
+        Raises
+        ------
+        InputError
+            If `batch` is of another kind, or images do not have the size of
+            :attr:`transform`.
         """
+        transform = self.transform
+        if transform is not None:
+            check_batch(batch, transform)
         features = []
         for columns, part in self.active_parts():
             views = batch
-            if isinstance(batch, Tensor) and batch.ndim == 4:
+            if isinstance(batch, Tensor):
                 assert isinstance(part.transform, Preprocessing)
                 views = batch[:, :, : part.transform.size[0], columns]
             features.append(part.encode(views))
@@ -172,6 +179,11 @@ def _check_parts(parts: Sequence[Backbone]) -> None:
             raise ParameterError(
                 "networks side by side must be image networks or text encoders of "
                 f"create_backbone, got {type(part).__name__}"
+            )
+        if "tuner" in part.spec.options:
+            raise ParameterError(
+                "networks side by side must not be adapted, since model files hold one "
+                f"tuner for one network, got {part.spec.name}"
             )
         check_same_kind(parts[0].spec.name, parts[0].kind, part.spec.name, part.kind)
     seen: dict[str, str] = {}

@@ -16,6 +16,9 @@ from evergrow.data.items import Kind
 SENTENCE_PREFIX = "sentence:"
 """Prefix of the names of sentence encoders."""
 
+SEPARATOR = "+"
+"""Between the names of several networks, as in ``"first+second"``."""
+
 SIDE_BY_SIDE = {"best": ("tf_efficientnet_lite0", "tf_efficientnet_lite2")}
 """Networks that ``backbone="auto"`` uses side by side, by feature level."""
 

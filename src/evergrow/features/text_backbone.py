@@ -222,7 +222,7 @@ def _load_encoder(
         name,
         "text",
         repository,
-        (*FILE_NAMES, "modules.json", "config.json"),
+        (*FILE_NAMES, "model.safetensors.index.json"),
     )
     if weights is None and Path(repository).is_dir():
         weights = repository
@@ -231,7 +231,7 @@ def _load_encoder(
         raise ParameterError(
             f"weights of a text backbone must be trained ones, got {weights!r}"
         )
-    if isinstance(place, Path) and not place.is_dir():
+    if not place.is_dir():
         raise WeightsError(
             "weights of a text backbone must be a folder with the encoder's files, "
             f"got {place}"
@@ -244,18 +244,11 @@ def _load_encoder(
             encoder = SentenceTransformer(
                 str(place), device="cpu", local_files_only=True
             )
-            return encoder, source
         except Exception as error:  # the library raises many types
-            if isinstance(place, Path):
-                raise WeightsError(
-                    f"folder must hold a sentence encoder, got {place}: {error}"
-                ) from error
-        try:
-            return SentenceTransformer(str(place), device="cpu"), source
-        except Exception as error:
             raise WeightsError(
-                f"The download of {place} failed ({type(error).__name__}: {error})"
+                f"folder must hold a sentence encoder, got {place}: {error}"
             ) from error
+    return encoder, source
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """Weights of backbones: find them, read and check them, load them and hash them.
 
-Weights come from a file, an installed package or the Hub. Nothing is downloaded before
-the Hub has answered, because its client alone would retry for half a minute. Files are
-read without executing code.
+Weights come from a file, an installed package or the Hub. Files are read without
+executing code.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import importlib.util
 import os
 import pickle
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,18 @@ from evergrow.core.seeding import borrow_global_generators, derive_seed
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
 from evergrow.features.backbone import BackboneSpec
+from evergrow.features.download import (
+    download_encoder,
+    download_first,
+    hub_address,
+    offline_variable,
+    unreachable,
+)
 from evergrow.features.networks import (
     CATALOG,
     SENTENCE_PREFIX,
+    SEPARATOR,
+    SIDE_BY_SIDE,
     SUGGESTED,
     CatalogEntry,
     catalog_entry,
@@ -45,8 +52,6 @@ FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 """Extensions of readable weights files."""
-
-_TIMEOUT = 5.0  # seconds that the Hub has to answer
 
 Tensors = dict[str, Tensor]
 
@@ -142,39 +147,20 @@ def find_cached(wanted: WantedWeights) -> Path | None:
     return None
 
 
-def _find_on_hub(wanted: WantedWeights) -> Path | str:
-    """Return the weights file from the cache of the Hub, or download it.
-
-    For a text encoder, return the name on the Hub, since its library downloads several
-    files. Raises :class:`WeightsError` if the Hub does not answer or lacks the file.
-    """
-    path = find_cached(wanted)
-    if path is None:
-        reason = unreachable() if wanted.repository else "it has none for this name"
-        if reason:
-            raise WeightsError(reason)
-    if wanted.kind == "text":
-        return wanted.repository
-    return path or _download(wanted)
-
-
 def _download(wanted: WantedWeights) -> Path:
-    """Download the first weights file that the Hub has, or raise WeightsError."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    """Download weights, and return their file or the folder of a text encoder.
 
-    failed: Exception | None = None
-    for name in wanted.files:
-        try:
-            return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
-        except EntryNotFoundError as error:  # noqa: PERF203 - there are two names
-            failed = error
-        except Exception as error:  # clients raise many types of network errors
-            failed = error
-            break
-    raise WeightsError(
-        f"the download failed ({type(failed).__name__}: {failed})"
-    ) from failed
+    Raises :class:`WeightsError` if the Hub lacks them, or if the download stopped or
+    was altered.
+    """
+    try:
+        if wanted.kind == "text":
+            return download_encoder(wanted.repository)
+        return download_first(wanted.repository, wanted.files)
+    except WeightsError as error:
+        raise WeightsError(
+            f"The weights of {wanted.name} were not downloaded: {error}."
+        ) from error
 
 
 def _ways_to_get(wanted: WantedWeights) -> list[str]:
@@ -191,62 +177,14 @@ def _ways_to_get(wanted: WantedWeights) -> list[str]:
         what = path = wanted.files[0]
     return [
         *ways,
-        f"download {what} from {_endpoint()}/{wanted.repository} on another machine "
+        f"download {what} from {hub_address()}/{wanted.repository} on another machine "
         f"and give weights='/path/to/{path}', or copy its cache to "
         f"{constants.HF_HUB_CACHE} (set by HF_HOME)",
     ]
 
 
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT)
-
-
-def unreachable() -> str:
-    """Return why the Hub cannot be reached, or an empty text if it answers.
-
-    Waits at most five seconds. Without network, the thread that asks may live longer.
-    """
-    variable = offline_variable()
-    if variable:
-        return f"{variable} forbids downloads"
-    outcome = [f"{_endpoint()} did not answer within {_TIMEOUT:g} s"]
-    # A thread, since name resolution has no timeout.
-    thread = threading.Thread(target=_connect, args=(outcome,), daemon=True)
-    thread.start()
-    thread.join(_TIMEOUT)
-    return outcome[0]
-
-
-def offline_variable() -> str:
-    """Return the environment variable that forbids downloads, or an empty text."""
-    from huggingface_hub import constants
-
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
-            return variable
-    return "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
-
-
-def _connect(outcome: list[str]) -> None:
-    """Connect to the Hub as its client does, and replace ``outcome[0]``.
-
-    It becomes an empty text if the Hub answers, else the reason.
-    """
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined, unused-ignore]
-
-    try:
-        get_session().head(_endpoint(), timeout=_TIMEOUT)
-        outcome[0] = ""
-    except Exception as error:  # types differ between versions of the client
-        outcome[0] = f"{_endpoint()} cannot be reached ({error})"
-
-
-def locate(
-    wanted: WantedWeights, weights: StrPath | None
-) -> tuple[str, Path | str | None]:
-    """Find weights. Image weights are downloaded if no other source has them.
+def locate(wanted: WantedWeights, weights: StrPath | None) -> tuple[str, Path | None]:
+    """Find weights. They are downloaded if no other source has them.
 
     Parameters
     ----------
@@ -260,16 +198,16 @@ def locate(
     source : str
         Source for a backbone's description: a name of :data:`WEIGHT_SOURCES`, or
         ``"file:/its/path"``.
-    place : Path, str or None
-        The file, or the folder of a text encoder. A name if a library downloads the
-        files. None for random weights.
+    place : Path or None
+        The file, or the folder of a text encoder. None for random weights.
 
     Raises
     ------
     ParameterError
         If `weights` is neither a source nor a path.
     WeightsError
-        If no source has the weights. The message lists all sources and what to do.
+        If no source has the weights, or their download failed. The message lists all
+        sources and what to do.
     """
     if weights is not None and weights not in WEIGHT_SOURCES:
         if not _looks_like_path(weights):
@@ -288,10 +226,13 @@ def locate(
             return "bundled", path
         tried.append("bundled (it has none for this name)")
     if weights != "bundled":
-        try:
-            return "hub", _find_on_hub(wanted)
-        except WeightsError as error:
-            tried.append(f"hub ({error})")
+        path = find_cached(wanted)
+        if path is not None:
+            return "hub", path.parent if wanted.kind == "text" else path
+        reason = unreachable() if wanted.repository else "it has none for this name"
+        if not reason:
+            return "hub", _download(wanted)
+        tried.append(f"hub ({reason})")
     raise _missing_weights(wanted, tried)
 
 
@@ -384,7 +325,7 @@ def _has_text_library() -> bool:
     return importlib.util.find_spec("sentence_transformers") is not None
 
 
-def best_backbone(kind: Kind) -> BackboneInfo:
+def best_backbone(kind: Kind, level: str = "") -> BackboneInfo:
     """Return the strongest recommended backbone whose weights are on this machine.
 
     Nothing is downloaded.
@@ -393,6 +334,9 @@ def best_backbone(kind: Kind) -> BackboneInfo:
     ----------
     kind : {"image", "text"}
         Kind of the input.
+    level : str
+        Feature level. At some levels, several networks that belong together are used
+        side by side if the strongest is one of them and all are on this machine.
 
     Raises
     ------
@@ -425,7 +369,29 @@ def best_backbone(kind: Kind) -> BackboneInfo:
     stronger = [item.name for item in listed[: listed.index(chosen)]]
     if stronger:
         reason += f"; without weights here: {', '.join(stronger)}"
+    names = SIDE_BY_SIDE.get(level, ())
+    together = [
+        item for item in listed if item.name in names and item.weights == chosen.weights
+    ]
+    if chosen.name in names and len(together) == len(names):
+        chosen = _side_by_side(together)
+        reason += f"; the level {level} uses {chosen.name} side by side"
     return replace(chosen, reason=reason)
+
+
+def _side_by_side(items: Sequence[BackboneInfo]) -> BackboneInfo:
+    """Describe several networks with weights from the same source."""
+    name = SEPARATOR.join(item.name for item in items)
+    return replace(
+        items[0],
+        name=name,
+        network=name,
+        n_features=sum(item.n_features for item in items),
+        parameters=sum(item.parameters for item in items),
+        megabytes=sum(item.megabytes for item in items),
+        about=" and ".join(item.about for item in items),
+        repository="",
+    )
 
 
 def suggest_download(spec: BackboneSpec) -> CatalogEntry | None:

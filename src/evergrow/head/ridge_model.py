@@ -19,10 +19,11 @@ from torch import Tensor
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.record import Spec, record, require
 from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
-from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores, counts_or_one
+from evergrow.head.linalg.class_shapes import ClassShapes, counts_or_one
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import alpha_grid, choose_by_gcv
 from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.shape_scores import ShapeScores
 from evergrow.head.linalg.statistics import (
     Batch,
     Readout,

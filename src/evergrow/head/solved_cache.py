@@ -34,7 +34,6 @@ from torch import Tensor
 from evergrow.core.record import Between, record, require
 from evergrow.head.block_weights import choose_link_weights
 from evergrow.head.layers.feature_map import check_weights
-from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_ridge
 from evergrow.head.linalg.scatter import (
@@ -42,6 +41,7 @@ from evergrow.head.linalg.scatter import (
     ClassGeometry,
     SolvedScatter,
 )
+from evergrow.head.linalg.shape_scores import ShapeScores
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty.matrices import NoveltyMatrices
 from evergrow.head.novelty.score import (

@@ -11,6 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from evergrow.core.errors import EvergrowError
@@ -99,6 +101,7 @@ def create_app(config: ServeConfig) -> FastAPI:
         service_router,
     ):
         app.router.routes.extend(router.routes)
+    app.add_route("/docs", _redirect_to_reference, include_in_schema=False)
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     for error_type in (HTTPException, RequestValidationError, EvergrowError):
@@ -158,3 +161,8 @@ async def get_lan_access(service: ServiceDep, response: Response) -> LanRecord:
             "NoLan",
         )
     return service.lan.record()
+
+
+def _redirect_to_reference(request: Request) -> RedirectResponse:
+    """Send ``/docs`` to ``/docs/``, relative to a prefix that a proxy adds."""
+    return RedirectResponse("docs/")

@@ -22,15 +22,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.errors import FileFormatError, UnknownNameError
+from evergrow.core.errors import (
+    FileFormatError,
+    InputError,
+    ParameterError,
+    UnknownNameError,
+)
 from evergrow.core.registry import nearest
 from evergrow.core.threads import limit_threads
 from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
-from evergrow.features.joined_backbone import SEPARATOR, JoinedBackbone, split_names
-from evergrow.features.networks import catalog_entry
+from evergrow.features.joined_backbone import JoinedBackbone, split_names
+from evergrow.features.networks import SEPARATOR, catalog_entry
+from evergrow.features.preprocess import Preprocessing
 from evergrow.features.weights import BackboneInfo, best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
@@ -47,6 +53,11 @@ _PREDICTED_PER_CORE = 8
 """Samples per core that one request may encode before others have a turn."""
 _ALONE_PER_CORE = 2
 """The same for samples that are encoded alone, which takes longer per sample."""
+_MAX_VIEWS = 16
+"""Largest number of pixels of an uploaded model's views, relative to the network's own.
+
+The level ``best`` has 4 times as many, and the network sees them twice.
+"""
 
 
 # -- threads of torch ------------------------------------------------------------------
@@ -449,16 +460,13 @@ class BackbonePool:
             return
         name = SEPARATOR.join(_offered_name(part.name) for part in spec.networks)
         try:
-            offered = self.chosen(spec.kind, name).backbone.spec
-        except UnknownNameError as error:
+            offered = self.chosen(spec.kind, name).backbone
+        except (UnknownNameError, ParameterError) as error:
             raise FileFormatError(
                 f"backbone of the model must be one that is offered here: {error}"
             ) from error
-        if offered.decisive() != spec.decisive():
-            raise FileFormatError(
-                f"backbone of the model must be {spec.name} as offered here, "
-                "got another one of that name"
-            )
+        same = _with_features_of(offered, spec)
+        self._share(_key(spec), lambda: same)
 
     def depth(self) -> int:
         """Return how many samples are waiting for a backbone."""
@@ -491,6 +499,45 @@ class BackbonePool:
                     # A new dict, because others read it without the lock.
                     self._shared = {**self._shared, key: batcher, spec_key: batcher}
         return self._shared[key]
+
+
+def _with_features_of(offered: Backbone, spec: BackboneSpec) -> Backbone:
+    """Return an offered backbone with the recipe of an uploaded model.
+
+    Raises
+    ------
+    FileFormatError
+        If its features differ from those of `spec`, or its views cost too much.
+    """
+    if offered.spec.decisive() == spec.decisive():
+        return offered
+    plain = offered.with_recipe("fast")
+    same = plain.with_blocks(spec.blocks)
+    if same.spec.decisive() != spec.decisive():
+        raise FileFormatError(
+            f"backbone of the model must be {spec.name} as offered here, got another "
+            "one of that name"
+        )
+    if isinstance(plain.transform, Preprocessing):
+        assert isinstance(same.transform, Preprocessing)
+        cost = math.prod(same.transform.size) / math.prod(plain.transform.size)
+        if cost > _MAX_VIEWS:
+            raise FileFormatError(
+                f"views of the model must have at most {_MAX_VIEWS} times the pixels "
+                f"of {spec.name}, got {cost:.0f} times"
+            )
+    try:
+        found = plain.with_recipe(spec.blocks)  # runs the network
+    except (InputError, ParameterError) as error:
+        raise FileFormatError(
+            f"features of the model must be those of {spec.name}: {error}"
+        ) from error
+    if found.spec.blocks != spec.blocks:
+        raise FileFormatError(
+            f"features of the model must be as wide as those of {spec.name}, got "
+            f"{spec.blocks.widths} instead of {found.spec.blocks.widths}"
+        )
+    return same
 
 
 def _offered_name(network: str) -> str:

@@ -21,6 +21,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from evergrow.core import errors
 from evergrow.core.archive import parse_json
+from evergrow.data.arrays import read_npy_header
 from evergrow.learner.modelfile import ModelWriteError
 from evergrow.serve.config import Limits
 from evergrow.serve.problems import Problem
@@ -434,23 +435,20 @@ def _parse_npy(data: bytes, max_rows: int) -> NDArray[Any]:
     Raises :class:`InputError` for other contents, and a 413 problem for too many rows.
     """
     try:
-        file = io.BytesIO(data)
-        # Not np.load, which would allocate memory by the shape that the file states.
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("the file is not a .npy file of version 1")
-        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-        if len(shape) != 2 or fortran_order or dtype.kind not in "fiu":
+        header = read_npy_header(io.BytesIO(data), "the file", len(data))
+        shape = header.shape
+        if len(shape) != 2 or header.is_fortran or header.dtype.kind not in "fiu":
             raise ValueError("the file has no matrix of numbers in C order")
-        if shape[0] > max_rows:
-            raise Problem(
-                413,
-                f"a request may contain at most {max_rows} samples, got {shape[0]}",
-                "TooMany",
-            )
         if shape[1] > WIDEST:
             raise ValueError(f"the matrix has more than {WIDEST:,} columns")
-        return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
-    except (ValueError, TypeError, OverflowError) as error:
+    except ValueError as error:
         raise errors.InputError(
             f"rows must be a .npy file with a matrix of numbers: {error}"
         ) from error
+    if shape[0] > max_rows:
+        raise Problem(
+            413,
+            f"a request may contain at most {max_rows} samples, got {shape[0]}",
+            "TooMany",
+        )
+    return np.frombuffer(data, header.dtype, offset=header.length).reshape(shape)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.core.progress import meter
 from evergrow.core.validation import check_integer
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.tools.labelled_data import labelled_features
@@ -57,6 +58,9 @@ class Groups:
     known: NDArray[np.int64]
 
 
+_STEPS = 3  # of a progress bar
+
+
 def group_unknown(
     learner: Learner,
     data: Any,
@@ -65,6 +69,7 @@ def group_unknown(
     known: Any = None,
     false_alarm: float = FALSE_ALARM,
     unknown: Sequence[int] | NDArray[Any] | None = None,
+    progress: bool = False,
 ) -> Groups:
     """Group the samples that look novel.
 
@@ -86,6 +91,8 @@ def group_unknown(
     unknown : array-like of int, optional
         Row numbers of the samples to group, for example those that a person marked as
         unknown. By default, samples with a novelty above the threshold.
+    progress : bool, default=False
+        Whether to show a progress bar on standard error.
 
     Returns
     -------
@@ -129,11 +136,15 @@ def group_unknown(
             f"None of the {len(is_novel):,} samples looks novel: "
             "there is nothing to group."
         )
-    metric, max_distance = _choose_metric(learner, features.X[~is_novel], known)
-    points = _unit_features(head, features.X[rows], metric)
-    if n_groups is None:
-        n_groups = _estimate_n_groups(points, max_distance)
-    codes, similarity = _cluster(points, min(n_groups, len(points)))
+    with meter("grouping", _STEPS, enabled=progress) as tick:
+        metric, max_distance = _choose_metric(learner, features.X[~is_novel], known)
+        tick(1, "metric chosen")
+        points = _unit_features(head, features.X[rows], metric)
+        if n_groups is None:
+            n_groups = _estimate_n_groups(points, max_distance)
+        tick(2, "groups counted")
+        codes, similarity = _cluster(points, min(n_groups, len(points)))
+        tick(_STEPS)
     groups = []
     for code in np.unique(codes):
         members = codes == code

@@ -364,6 +364,7 @@ def write_entries(
     [
         (entry("(1000000000000, 4)", "<f8"), "another number of bytes"),
         (entry("(-6, 4)", "<f8", bytes(8)), "another number of bytes"),
+        (entry("(-6, -4)", "<f8", bytes(192)), "another number of bytes"),
         (entry("(6, 4)", "<f8", b"x" * 191), "another number of bytes"),
         (entry("(6, 4)", "|O", b"x" * 400), "must hold plain values"),
         (entry("6, 4", "<f8"), "must "),

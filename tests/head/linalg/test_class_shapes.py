@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from evergrow.core.errors import FileFormatError, NumericalError
-from evergrow.head.linalg import class_shapes as module
-from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
+from evergrow.head.linalg import shape_scores as module
+from evergrow.head.linalg.class_shapes import ClassShapes, tiles
+from evergrow.head.linalg.shape_scores import ShapeScores
 
 
 @pytest.fixture
@@ -24,9 +25,13 @@ def rows():
 
 def learn(P, codes, classes=3):
     k = P.shape[1]
-    ranks = torch.zeros(0, dtype=torch.int64)
     empty = ClassShapes(
-        P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), ranks, P.new_zeros(0)
+        centre=P.new_zeros(k),
+        basis=torch.eye(k).to(P),
+        sums=P.new_zeros(0, k),
+        ranks=torch.zeros(0, dtype=torch.int64),
+        factors=P.new_zeros(0, k),
+        triangles=P.new_zeros(0, k * (k + 1) // 2),
     )
     return empty.group([[]] * classes).add(P, codes)
 
@@ -59,7 +64,6 @@ def test_only_the_likeliest_classes_get_terms(rows, monkeypatch):
     scores = ShapeScores(learn(P, codes), torch.bincount(codes))
     linear = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
     got = scores.add(P[:1], linear)
-    assert sorted(scores._terms) == [0, 1]
     assert float(got[0, 2]) < float(got[0, :2].max())
     terms = got - linear
     assert float(terms[0, 2]) == pytest.approx(min(float(terms[0, :2].min()), 0.0))
@@ -105,7 +109,7 @@ def by_hand(P, codes, weights=None):
 def assert_squares(shapes, expected):
     # Entry by entry, to rounding of the largest variance.
     torch.testing.assert_close(
-        shapes.squares(range(4)),
+        shapes.squares(torch.arange(4)),
         expected,
         rtol=0,
         atol=1e-12 * float(expected.abs().max()),
@@ -123,7 +127,8 @@ def test_sums_and_differences_are_exact_with_factors_and_triangles(uneven, weigh
     none = learn(P[:0], codes[:0], 4)
     whole = none.add(P, codes, weights=weights)
     assert whole.ranks.tolist() == [1, 5, 12, K]
-    assert len(whole.moments) == (1 + 5 + 12) * K + K * (K + 1) // 2
+    assert whole.factors.shape == (1 + 5 + 12, K)
+    assert whole.triangles.shape == (1, K * (K + 1) // 2)
     expected = by_hand(P, codes, weights)
     assert_squares(whole, expected)
     order = torch.randperm(len(P), generator=torch.Generator().manual_seed(2))
@@ -146,7 +151,8 @@ def test_sums_and_differences_are_exact_with_factors_and_triangles(uneven, weigh
     both = whole.group([[0, 1], [2], [], [1, 2, 3]])
     assert both.ranks.tolist() == [6, 12, 0, K]
     torch.testing.assert_close(
-        both.squares([0, 3]), torch.stack([expected[:2].sum(0), expected[1:].sum(0)])
+        both.squares(torch.tensor([0, 3])),
+        torch.stack([expected[:2].sum(0), expected[1:].sum(0)]),
     )
 
 
@@ -161,11 +167,11 @@ def test_factors_depend_on_the_sum_and_contain_no_row(uneven):
         )
     )[0]
     one, other = (
-        learn(rows, torch.zeros(5, dtype=torch.int64), 1).moments
+        learn(rows, torch.zeros(5, dtype=torch.int64), 1).factors
         for rows in (mine, turn @ mine)
     )
     torch.testing.assert_close(one, other)
-    assert float(torch.cdist(one.view(5, K), torch.cat([mine, -mine])).min()) > 0.1
+    assert float(torch.cdist(one, torch.cat([mine, -mine])).min()) > 0.1
 
 
 def test_terms_equal_log_likelihood_ratios_of_explicit_covariances(uneven):
@@ -205,12 +211,18 @@ def test_terms_equal_log_likelihood_ratios_of_explicit_covariances(uneven):
     torch.testing.assert_close(torch.maximum(found, scores.floors[2]), terms[:, 2])
 
 
-def test_strength_does_not_depend_on_factors_or_triangles(uneven, monkeypatch):
+def test_strength_does_not_depend_on_factors_or_triangles(uneven):
     P, codes, _ = uneven
-    found = ShapeScores(learn(P, codes, 4), torch.tensor(COUNTS)).strength
-    monkeypatch.setattr(module, "_has_few_rows", lambda pieces, k: False)
-    whole = learn(P, codes, 4)
-    assert whole.ranks.tolist() == [K] * 4
+    shapes = learn(P, codes, 4)
+    found = ShapeScores(shapes, torch.tensor(COUNTS)).strength
+    rows, columns = torch.triu_indices(K, K)
+    whole = replace(
+        shapes,
+        ranks=torch.full((4,), K),
+        factors=shapes.factors[:0],
+        triangles=by_hand(P, codes)[:, rows, columns],
+    )
+    whole.check()
     assert ShapeScores(whole, torch.tensor(COUNTS)).strength == found
 
 
@@ -239,8 +251,33 @@ def test_impossible_moments_are_rejected(uneven):
         with pytest.raises(FileFormatError, match="moment"):
             replace(shapes, ranks=torch.tensor(ranks)).check()
     for factor in (0.1, 1e200):  # negative variances, overflow
-        assert not replace(shapes, moments=factor * shapes.moments).is_plausible(counts)
+        altered = replace(
+            shapes, factors=factor * shapes.factors, triangles=factor * shapes.triangles
+        )
+        assert not altered.is_plausible(counts)
+    with pytest.raises(FileFormatError, match="moment"):
+        replace(shapes, triangles=shapes.triangles[:, 1:]).check()
     shapes.sums[2:] += 3.0  # the means then exceed the second moments
     for code in (2, 3):
         with pytest.raises(NumericalError, match="not those of any samples"):
             ShapeScores(shapes, counts, strength=1.0).quadratics([code])
+
+
+@pytest.mark.parametrize("total", [1, 2**22])
+def test_tiles_have_every_row_of_a_class_once_in_order(monkeypatch, total):
+    monkeypatch.setattr("evergrow.head.linalg.class_shapes._TILE_NUMBERS", total)
+    source = torch.Generator().manual_seed(0)
+    classes = torch.randint(12, (300,), generator=source) ** 2 // 12
+    found = {}
+    for tile in tiles(classes, 20, width=3):
+        for code, rows, inside in zip(tile.classes, tile.rows, tile.inside):
+            assert int(code) not in found
+            found[int(code)] = rows[inside].tolist()
+        assert int(tile.inside.sum()) >= 0.8 * tile.inside.numel()
+    expected = {
+        int(code): (classes == code).nonzero().ravel().tolist()
+        for code in classes.unique()
+    }
+    assert found == expected
+    wanted = torch.arange(20) == 3
+    assert [tile.classes.tolist() for tile in tiles(classes, 20, 3, 0, wanted)] == [[3]]
