@@ -158,7 +158,7 @@ def fit_command(
             "code": model_files.skipped_code(len(samples) - change.record.samples),
         }
     change.seconds = time.perf_counter() - started
-    return _answer(change, more)
+    return _answer(change, more, is_automatic=backbone == "auto")
 
 
 def _fit_sharded(
@@ -221,8 +221,20 @@ def _download_hint(spec: BackboneSpec) -> list[str]:
     ]
 
 
-def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
-    """Return the answer of ``fit``. `more` are further arguments of its answer."""
+def _answer(
+    change: model_files.ModelChange, more: dict[str, Any], *, is_automatic: bool
+) -> Answer:
+    """Return the answer of ``fit``.
+
+    Parameters
+    ----------
+    change : ModelChange
+        The written model.
+    more : dict
+        Further arguments of the answer.
+    is_automatic : bool
+        Whether the backbone was chosen automatically.
+    """
     state = change.learner.state_
     info = state.describe()
     spec = info["backbone"] or {}
@@ -231,7 +243,7 @@ def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     if spec:
         reason = ", the strongest whose weights are here" if spec.get("reason") else ""
         lines.append(f"backbone: {spec['name']}{reason}")
-    if state.spec is not None and spec.get("reason"):
+    if state.spec is not None and is_automatic:
         lines += _download_hint(state.spec)
     recipe = model_files.recipe_note(spec)
     if recipe:

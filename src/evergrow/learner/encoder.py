@@ -26,6 +26,7 @@ from evergrow.features.backbone import (
     LazyBackbone,
     check_recipe,
 )
+from evergrow.learner.snapshot import Erased
 
 if TYPE_CHECKING:
     import torch
@@ -280,17 +281,47 @@ class Encoder:
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
         assert samples.items is not None
-        config = self.config
-        if config.cache is None and not samples.lasting:
-            config = config.changed(cache=False)  # samples in memory are not cached
+        config = self._config_for(samples)
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
-        backbone: Backbone | LazyBackbone | None = self._backbone
-        if backbone is None:  # it is loaded only if the cache lacks features
-            assert spec is not None
-            device = resolve_device(self.device)
-            backbone = LazyBackbone(spec, self.backbone, device)
-        return encode(backbone, samples.items, config=config)
+        return encode(self._backbone_or_lazy(), samples.items, config=config)
+
+    def _config_for(self, samples: Samples) -> EncodeConfig:
+        """Return the settings, without the cache for samples in memory."""
+        if self.config.cache is None and not samples.lasting:
+            return self.config.changed(cache=False)
+        return self.config
+
+    def _backbone_or_lazy(self) -> Backbone | LazyBackbone:
+        """Return the backbone, or one that is loaded only if the cache lacks features.
+
+        It was chosen before.
+        """
+        if self._backbone is not None:
+            return self._backbone
+        assert self.spec is not None
+        return LazyBackbone(self.spec, self.backbone, resolve_device(self.device))
+
+    def erase_cached(self, samples: Samples) -> Erased:
+        """Remove the features of samples from the cache, unless it is switched off.
+
+        Raises
+        ------
+        BusyError
+            If another process is writing to the cache.
+        """
+        if samples.items is None or self.spec is None or self.config.cache is False:
+            return Erased()
+        from evergrow.features.cache import FeatureCache
+        from evergrow.features.encoding import encode_blocks
+
+        blocks = encode_blocks(
+            self._backbone_or_lazy(), samples.items, self._config_for(samples)
+        )
+        n_files, n_unsearched = FeatureCache(self.config.cache).remove_similar(
+            blocks, kind=self.spec.kind, weights_hash=self.spec.weights_hash
+        )
+        return Erased(n_files, n_unsearched)
 
     def _check_origin(self, samples: Samples) -> None:
         """Raise :class:`InputError` for features of another backbone or recipe."""

@@ -100,6 +100,25 @@ class Tested:
 
 
 @dataclass(frozen=True)
+class Erased:
+    """What unlearning for good removed besides the samples in the model.
+
+    Earlier revisions are removed too, when the model is written.
+
+    Parameters
+    ----------
+    cache_files : int
+        Number of removed files of the feature cache.
+    unsearched_entries : int
+        Number of cache entries that may hold features of the samples and could not be
+        searched, because another network computed them.
+    """
+
+    cache_files: int = 0
+    unsearched_entries: int = 0
+
+
+@dataclass(frozen=True)
 class Change:
     """One change of a model.
 
@@ -132,6 +151,9 @@ class Change:
         For ``"unlearn"`` and ``"relabel"``: the largest possible number of held-out
         scores of other samples that were measured while the removed samples were
         learned. They stay in the calibration unchanged.
+    erased : Erased or None
+        For ``"unlearn"``, set if the samples were removed for good: no earlier revision
+        is kept when the model is written.
     extra : dict
         Fields written by a later evergrow, kept unchanged.
 
@@ -154,7 +176,13 @@ class Change:
     who: str = ""
     tested: Tested | None = None
     influenced_scores: int = 0
+    erased: Erased | None = None
     extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
+
+    @property
+    def for_good(self) -> bool:
+        """Whether samples were removed for good."""
+        return self.erased is not None
 
     @classmethod
     def now(
