@@ -512,6 +512,13 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._state.temperature(self._temperature)
 
+    @property
+    @_with_threads_for_rows
+    def expected_temperature_(self) -> float:
+        """Softmax temperature that the statistics of the labelled samples expect."""
+        self._require_fitted()
+        return self._state.solved.temperature()
+
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike all learned classes each row is.
 
@@ -908,6 +915,25 @@ class Classifier(IncrementalClassifier):
         model.require_sound(before, alpha)
         solved = self._state.solved.followed(model, Z, codes, None, weights)
         self._state = self._state.changed(solved, self._state.pseudo_labels)
+        return self
+
+    @_with_threads_for_rows
+    def drop_unused_directions(self) -> Self:
+        """Remove directions that only unlearned rows occupied, in place.
+
+        The compact form of the statistics keeps the directions of unlearned rows. All
+        settings are chosen again for the remaining samples.
+
+        Returns
+        -------
+        self
+        """
+        state = self._state
+        model = state.model
+        sums = model.state.without_unused_directions()
+        model = dataclasses.replace(model, state=sums)
+        solved = state.solved.for_model(model, SolvedChoice())
+        self._state = state.changed(solved, state.pseudo_labels)
         return self
 
     def forget_classes(self, labels: Iterable[Any]) -> Self:
