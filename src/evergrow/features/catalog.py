@@ -597,7 +597,7 @@ def timm_entry(name: str) -> tuple[str, Any]:
     # Names that are far from all names get no suggestion.
     suggestion = f", the nearest {close}" if close.count(",") < 3 else ""
     raise UnknownNameError(
-        f"There is no backbone {name!r}; names are those of list_backbones(), timm's "
+        f"There is no backbone {name!r}; names are those of evergrow backbones, timm's "
         f"and 'sentence:NAME'{suggestion}."
     )
 

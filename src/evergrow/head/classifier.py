@@ -512,6 +512,13 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._state.temperature(self._temperature)
 
+    @property
+    @_with_threads_for_rows
+    def expected_temperature_(self) -> float:
+        """Softmax temperature that the statistics of the labelled samples expect."""
+        self._require_fitted()
+        return self._state.solved.temperature()
+
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike all learned classes each row is.
 

@@ -406,8 +406,8 @@ def with_unlabelled(
     if not report.used:
         raise InputError(
             f"none of the {report.unknown:,} samples without labels looks like a "
-            "class that was learned, so nothing was learned from them: group_unknown() "
-            "sorts them into groups that can be named"
+            "class that was learned, so nothing was learned from them: evergrow group "
+            "(group_unknown in Python) sorts them into groups that can be named"
         )
     note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
     head.settle(cheap_only=True)
