@@ -120,6 +120,21 @@ def test_product_class_names_are_unique():
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
+def test_public_function_names_are_unique():
+    places = defaultdict(list)
+    for path in SOURCES:
+        if package_of(path) == "lab":
+            continue
+        for node in tree(path).body:
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            # Routes of the service are named after the functions that they call.
+            is_route = package_of(path) == "serve" and node.decorator_list
+            if not is_route and not is_private(node.name):
+                places[node.name].append(at(path, node))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_product_tests_do_not_import_the_laboratory():
     found = []
     for path in TESTS:

@@ -83,7 +83,8 @@ def test_held_out_scores_equal_a_model_without_the_fold(
     for fold in np.unique(folds[chosen]):
         rest = without(model, X[folds != fold], y[folds != fold])
         mine = folds[chosen] == fold
-        scores[mine] = rest.decision_function(X[folds == fold])
+        unit = rest.expected_temperature_
+        scores[mine] = rest.decision_function(X[folds == fold]) / unit
         terms[mine] = rest.novelty_terms(X[folds == fold])
     np.testing.assert_allclose(
         found.losses.mean(axis=0), losses_by_hand(scores, y[chosen]), rtol=1e-6
@@ -120,7 +121,8 @@ def test_scores_as_new_class_equal_a_model_without_the_classes(
         expected = to_units(rest.novelty_terms(X[~left]), units)
         np.testing.assert_allclose(found.terms[~left], expected, rtol=1e-5, atol=1e-5)
         scores = torch.from_numpy(rest.class_scores(X[~left]))
-        losses = log_losses(scores, scores.argmax(dim=1))
+        unit = rest.expected_temperature_
+        losses = log_losses(scores, scores.argmax(dim=1), unit)
         np.testing.assert_allclose(found.losses[~left], losses, rtol=1e-5, atol=1e-5)
 
 
@@ -157,7 +159,7 @@ def test_tiny_training_sets_give_finite_scores(data: Data, solver: str) -> None:
             model.novelty_score(np.concatenate([X, 1e3 * np.eye(12)]))
         ).all()
         assert np.isfinite(model.predict_proba(X)).all()
-        assert model.temperature_ >= 1.0
+        assert 0.0 < model.temperature_ < 1e3
     found = copies.held_out_scores(
         np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4), np.arange(24) % 4
     )

@@ -243,7 +243,7 @@ def test_many_blocks_are_one_change_and_the_same_sums(
     X, y = data
     start = small_learner(30, alpha=1.0).fit(X, y)
     whole = settle(copy.copy(start).partial_fit(X + 0.1, y))
-    monkeypatch.setattr(learning.join_blocks, "__defaults__", (70,))
+    monkeypatch.setattr(learning.join_rows, "__defaults__", (70,))
     monkeypatch.setattr("evergrow.data.inputs.CHUNK", 30)
     parts = settle(copy.copy(start).partial_fit(zip(X + 0.1, y, strict=True)))
     np.testing.assert_allclose(
@@ -259,7 +259,7 @@ def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
     data: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = data
-    monkeypatch.setattr(learning.join_blocks, "__defaults__", (50,))
+    monkeypatch.setattr(learning.join_rows, "__defaults__", (50,))
     monkeypatch.setattr("evergrow.data.inputs.CHUNK", 25)
     learner = Learner(None, method).fit(X, y)
     before = learner.decision_function(X)

@@ -34,7 +34,7 @@ from evergrow.tools.file_moves import folder_name, folder_names
 from evergrow.tools.sorting import (
     TABLE,
     plan_sort,
-    read_table,
+    read_sort_table,
     sort_folder,
     undo_sort,
 )
@@ -680,7 +680,7 @@ def test_what_was_changed_since_stays_and_stays_listed(
     assert kept["cat/1.png"] == "it is no longer there"
     assert "another file is at" in kept["dog/IMG.png"]
     assert texts(out) == {"dog/IMG.png": "dog,0.99"}
-    assert {row.place for row in read_table(out / TABLE)} == kept.keys()
+    assert {row.place for row in read_sort_table(out / TABLE)} == kept.keys()
     (photos / "a/IMG.png").unlink()
     (kept_again,) = undo_sort(out / TABLE)
     assert kept_again.place == "cat/1.png"
@@ -751,7 +751,7 @@ def test_resuming_a_move_onto_itself_keeps_the_files(
         patch.setattr(sorting, "put_file", disk_full)
         with pytest.raises(PathError):
             sort_folder(Reader(), photos, out, "move")
-    assert {row.state for row in read_table(out / TABLE)} == {"planned"}
+    assert {row.state for row in read_sort_table(out / TABLE)} == {"planned"}
     if linked:
         for name in ("cat", "dog"):
             shutil.rmtree(out / name, ignore_errors=True)
@@ -801,7 +801,7 @@ def test_a_hard_link_with_two_names_is_undone(photos: Path, tmp_path: Path) -> N
     before = tree(tmp_path)
     out = tmp_path / "out"
     sort_folder(Reader(), photos, out, "copy")
-    for row in read_table(out / TABLE):
+    for row in read_sort_table(out / TABLE):
         if row.place:
             (out / row.place).unlink()
             os.link(row.file, out / row.place)
@@ -914,7 +914,7 @@ def test_nothing_is_sorted_between_the_halves_of_an_undo(
     with pytest.raises(InputError, match="undo it again before sorting"):
         sort_folder(Reader(), photos, out, how)
     with pytest.raises(InputError, match="undo it again before sorting"):
-        plan_sort(Reader(), photos, out, earlier=read_table(out / TABLE))
+        plan_sort(Reader(), photos, out, earlier=read_sort_table(out / TABLE))
     assert tree(tmp_path) == stopped
     assert undo_sort(out / TABLE) == []
     assert tree(tmp_path) == before
@@ -970,7 +970,7 @@ def test_any_name_of_a_file_is_sorted_resumed_and_undone(
     assert all(row.place for row in rows)
     n_files = sum(value is not None for value in before.values())
     assert len(texts(out)) == n_files
-    table = read_table(out / TABLE)
+    table = read_sort_table(out / TABLE)
     assert {row.file for row in table} == {
         str(tmp_path / name) for name, value in before.items() if value is not None
     }
@@ -998,7 +998,7 @@ def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     sort_folder(Named(*names), photos, out, "copy")
-    found = {Path(row.file).name: row.answer for row in read_table(out / TABLE)}
+    found = {Path(row.file).name: row.answer for row in read_sort_table(out / TABLE)}
     assert found == answers
     assert undo_sort(out / TABLE) == []
 

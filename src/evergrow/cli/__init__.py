@@ -16,5 +16,6 @@ MODULES = (
     "data",
     "features",
     "backbones",
+    "receipts",
 )
 """Modules that define commands, in the order of ``evergrow --help``."""

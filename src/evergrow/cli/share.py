@@ -15,7 +15,7 @@ from evergrow.cli.exits import flush
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import printable
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 
 Output = Annotated[Path, typer.Option("-o", help="Model file to write.")]
 
@@ -265,7 +265,7 @@ def serve_command(
         Open the page in a browser.
     """
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
-        require(module, extra="serve", purpose="serving models")
+        import_extra(module, extra="serve", purpose="serving models")
     from evergrow.serve.config import Limits, ServeConfig, Tokens
     from evergrow.serve.server import run_server
 

@@ -155,7 +155,7 @@ def _sort_once(
     from evergrow.data.sorted_folders import TABLE
     from evergrow.tools.sorting import (
         plan_sort,
-        read_table,
+        read_sort_table,
         sort_folder,
         split_planned,
     )
@@ -163,7 +163,7 @@ def _sort_once(
     table_path = into / TABLE
     earlier: list[SortedFile] = []
     if os.path.lexists(table_path):
-        earlier = read_table(table_path)
+        earlier = read_sort_table(table_path)
     resumed, waiting = split_planned(earlier, folder)
     note_few_samples(learner)
     can_reject_unknown(learner)
@@ -424,11 +424,11 @@ def _reasons(rows: Sequence[SortedFile]) -> str:
 
 def _undo(path: Path, run: options.BackboneOptions) -> Answer:
     """Undo the sort of a table: ``sort --undo``."""
-    from evergrow.tools.sorting import read_table, undo_sort
+    from evergrow.tools.sorting import read_sort_table, undo_sort
 
     rows: list[SortedFile] = []
     if os.path.lexists(path):
-        rows = read_table(path)
+        rows = read_sort_table(path)
     n_before = sum(row.state in ("done", "undoing") for row in rows)
     kept = undo_sort(path, progress=bool(run.encode_settings()["progress"]))
     n_undone = n_before - sum(row.state == "done" for row in kept)

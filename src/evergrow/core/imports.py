@@ -41,7 +41,7 @@ def lazy_names(
     return find, names
 
 
-def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+def import_extra(module: str, *, extra: str, purpose: str) -> ModuleType:
     """Import and return a module of an optional dependency.
 
     Parameters
@@ -62,10 +62,10 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
     Examples
     --------
-    >>> from evergrow.core.imports import require
-    >>> require("json", extra="none", purpose="reading text").__name__
+    >>> from evergrow.core.imports import import_extra
+    >>> import_extra("json", extra="none", purpose="reading text").__name__
     'json'
-    >>> require("no_such_module", extra="lab", purpose="drawing figures")
+    >>> import_extra("no_such_module", extra="lab", purpose="drawing figures")
     Traceback (most recent call last):
         ...
     evergrow.core.errors.MissingExtraError: drawing figures must have no_such_module ...

@@ -427,7 +427,7 @@ def _remove(path: str, owner: int) -> None:
 
 
 @register_reader("archive", suffixes=ARCHIVE_SUFFIXES)
-def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
+def read_packed_folder(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read an archive like the folder that it would unpack to; nothing is unpacked.
 
     Raises

@@ -35,7 +35,7 @@ from evergrow.engine.job_steps import (
     model_job,
     portable_description,
 )
-from evergrow.engine.parquet_out import escape_non_utf8, read_table
+from evergrow.engine.parquet_out import escape_non_utf8, read_parquet
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.backbone import Backbone
@@ -200,7 +200,7 @@ class Engine(ABC):
             )
             report = all_shards(job, options)
             tables = [
-                read_table(job.result("evaluate", shard))
+                read_parquet(job.result("evaluate", shard))
                 for shard in sorted(map(int, report.shards))
             ]
         labels = np.concatenate([table["true_label"] for table in tables])

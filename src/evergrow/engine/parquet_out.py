@@ -215,7 +215,7 @@ def _write(
         )
 
 
-def read_table(path: Path) -> Any:
+def read_parquet(path: Path) -> Any:
     """Return the table in a Parquet file.
 
     Raises
@@ -243,7 +243,7 @@ def read_report(path: Path) -> ShardReport:
     FileFormatError
         If the file is damaged or has no valid report.
     """
-    report = (read_table(path).schema.metadata or {}).get(_REPORT)
+    report = (read_parquet(path).schema.metadata or {}).get(_REPORT)
     if report is None:
         raise FileFormatError(f"{path} has no shard report")
     return from_values(

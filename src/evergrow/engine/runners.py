@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from evergrow.core.errors import EngineError, EvergrowError, ParameterError
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_integer, check_number
 
 TRIES = 4
@@ -315,7 +315,7 @@ class RayRunner:
         check_integer("cpus_per_worker", cpus_per_worker)
         self._needs = {"CPU": float(cpus_per_worker), "GPU": float(gpus_per_worker)}
         self._perform = perform
-        self._ray: Any = require("ray", extra="ray", purpose="work on a cluster")
+        self._ray: Any = import_extra("ray", extra="ray", purpose="work on a cluster")
         self._owned = not self._ray.is_initialized()
         if self._owned:
             _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)

@@ -186,7 +186,7 @@ def statistics(job: Job, task: WorkerTask) -> ShardReport:
             found = found.extended_by(shard_features(job, task, rest))
     if not len(found):
         raise ShardError(f"shard {task.number} has no sample that can be read")
-    template = open_model(str(job.template_file), job.key, task.about["device"])
+    template = _open_model(str(job.template_file), job.key, task.about["device"])
     part = learn_shard(template, LabelledRows(found.X, found.labels), task.number)
     write_part(
         job.result("statistics", task.number), part, {str(task.number): found.engine}
@@ -261,7 +261,7 @@ def predict(job: Job, task: WorkerTask) -> ShardReport:
     """
     found = shard_features(job, task)
     path = job.result(job.work, task.number)
-    model = open_model(str(job.start_file), job.key, task.about["device"])
+    model = _open_model(str(job.start_file), job.key, task.about["device"])
     answers = model.ask(
         Features(found.X, np.arange(len(found))),
         false_alarm=job.settings["false_alarm"],
@@ -484,7 +484,7 @@ def open_backbone(job: Job, device: str, weights: str | None = None) -> Backbone
         If neither has one.
     """
     if job.start_file.is_file():
-        found = open_model(str(job.start_file), job.key, device, weights).backbone_()
+        found = _open_model(str(job.start_file), job.key, device, weights).backbone_()
         if found is not None:
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
@@ -500,7 +500,9 @@ def open_backbone(job: Job, device: str, weights: str | None = None) -> Backbone
 
 
 @lru_cache(maxsize=4)
-def open_model(path: str, key: str, device: str, weights: str | None = None) -> Learner:
+def _open_model(
+    path: str, key: str, device: str, weights: str | None = None
+) -> Learner:
     """Return a model of the job, which is cached and must not be changed.
 
     `key` is the key of the job. It makes equal paths of different jobs different.
@@ -512,5 +514,5 @@ def open_model(path: str, key: str, device: str, weights: str | None = None) -> 
 
 def release_opened() -> None:
     """Drop the cached jobs, sources, backbones and models of this process."""
-    for opened in (_open_job, _open_source, open_backbone, open_model):
+    for opened in (_open_job, _open_source, open_backbone, _open_model):
         opened.cache_clear()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evergrow.core.errors import InputError
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.version import __version__
 from evergrow.data.items import Images
 
@@ -198,4 +198,4 @@ def _bytes(cell: Any, row: int) -> bytes:
 
 def _mlflow(module: str) -> Any:
     """Import a module of MLflow, or raise an error that names the extra."""
-    return require(module, extra="mlflow", purpose="a learner as an MLflow model")
+    return import_extra(module, extra="mlflow", purpose="a learner as an MLflow model")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from evergrow.adapt.tuners.tuner import tuners_of
 from evergrow.core.errors import EvergrowError
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, FeatureBlock
@@ -508,7 +508,7 @@ def random_features(width: int) -> NDArray[np.float32]:
 
 
 def _tokenizers() -> Any:
-    return require("tokenizers", extra="text", purpose="encoding texts")
+    return import_extra("tokenizers", extra="text", purpose="encoding texts")
 
 
 # -- export with torch
@@ -590,7 +590,7 @@ def _exported(
     dynamo : bool
         Use the exporter dynamo instead of torchscript.
     """
-    onnx = require("onnx", extra="onnx", purpose=PURPOSE)
+    onnx = import_extra("onnx", extra="onnx", purpose=PURPOSE)
     settings: dict[str, Any] = {
         "input_names": list(examples),
         "output_names": [FEATURES],

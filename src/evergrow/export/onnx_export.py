@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import atomic_path
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.export.onnx_backbone import (
@@ -196,14 +196,14 @@ def export_onnx(
     """
     started = time.perf_counter()
     target = Path(path)
-    onnx = require("onnx", extra="onnx", purpose=PURPOSE)
+    onnx = import_extra("onnx", extra="onnx", purpose=PURPOSE)
     check_number(
         "opset", opset, low=17, high=onnx.defs.onnx_opset_version(), integer=True
     )
     if target.is_dir() or not target.parent.is_dir():
         raise ParameterError(f"path must be a file in an existing folder, got {target}")
     if check:
-        require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
+        import_extra("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     layer_map = head.linear_map()  # raises before the backbone is examined
     source = graph_input(backbone, head.n_features_in_, target)
     if backbone is not None:
@@ -472,7 +472,7 @@ def check_graph(
         If the graph does not run, or its scores or novelty differ by more than
         :data:`AGREEMENT` of their spread.
     """
-    runtime = require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
+    runtime = import_extra("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     except Exception as error:

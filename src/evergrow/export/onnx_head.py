@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.export.onnx_backbone import PURPOSE, ExportError
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
@@ -48,7 +48,7 @@ class GraphBuilder:
     @property
     def onnx(self) -> Any:
         """The onnx package."""
-        return require("onnx", extra="onnx", purpose=PURPOSE)
+        return import_extra("onnx", extra="onnx", purpose=PURPOSE)
 
     @property
     def is_double(self) -> bool:

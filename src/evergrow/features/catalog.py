@@ -33,7 +33,11 @@ from evergrow.features.backbone import (
     FeatureBlock,
     check_recipe,
 )
-from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
+from evergrow.features.image_backbone import (
+    ImageBackbone,
+    check_stored_widths,
+    read_blocks,
+)
 from evergrow.features.joined_backbone import (
     JoinedBackbone,
     check_same_kind,
@@ -445,7 +449,7 @@ def backbone_from_spec(
         )
     if backbone.spec.blocks != spec.blocks:
         backbone = backbone.with_recipe(spec.blocks)
-    check_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
+    check_stored_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
     backbone.spec = spec
     return backbone
 
@@ -593,7 +597,7 @@ def timm_entry(name: str) -> tuple[str, Any]:
     # Names that are far from all names get no suggestion.
     suggestion = f", the nearest {close}" if close.count(",") < 3 else ""
     raise UnknownNameError(
-        f"There is no backbone {name!r}; names are those of list_backbones(), timm's "
+        f"There is no backbone {name!r}; names are those of evergrow backbones, timm's "
         f"and 'sentence:NAME'{suggestion}."
     )
 

@@ -134,7 +134,7 @@ class ImageBackbone(Backbone):
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
         recipe = self.spec.blocks
         blocks = read_blocks(self.module, recipe.parsed, self.transform, images)
-        check_widths(
+        check_stored_widths(
             self.spec.name, [block.shape[1] for block in blocks], recipe.widths
         )
         # Outside of inference mode, so that a probe can be trained on the result.
@@ -331,7 +331,7 @@ def read_blocks(
             part.training = True
 
 
-def check_widths(name: str, found: Sequence[int], stored: Sequence[int]) -> None:
+def check_stored_widths(name: str, found: Sequence[int], stored: Sequence[int]) -> None:
     """Raise :class:`WeightsError` if blocks of a backbone have other widths than saved.
 
     `name` is the name of the backbone in the message.

@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.files import StrPath
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_integer, resolve_device
 from evergrow.features.backbone import (
     FINAL,
@@ -142,7 +142,7 @@ def load_text_backbone(
             f"options of a text backbone must be among {sorted(_OPTIONS)}, got "
             f"{sorted(unknown)}"
         )
-    require("sentence_transformers", extra="text", purpose="encoding texts")
+    import_extra("sentence_transformers", extra="text", purpose="encoding texts")
     bare_name = name.removeprefix(SENTENCE_PREFIX)
     repository = bare_name
     for entry in CATALOG:

@@ -51,7 +51,7 @@ from evergrow.head.label_set import (
     NamedClasses,
     SavedHead,
     StoredLabels,
-    as_labels,
+    as_label_array,
 )
 from evergrow.head.ridge_model import RidgeModel
 
@@ -203,6 +203,17 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _settle(self) -> None:
         """Solve now what predictions need. Called by :meth:`settle` if fitted."""
 
+    def drop_unused_directions(self) -> Self:
+        """Remove directions that only unlearned rows occupied, in place.
+
+        Heads that store no directions of rows need no method of their own.
+
+        Returns
+        -------
+        self
+        """
+        return self
+
     # -- optional methods --------------------------------------------------------------
 
     spawn: Any = Unsupported("spawn an empty classifier with the same layer")
@@ -221,6 +232,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     scores_as_new_class: Any = Unsupported("score novelty")
     held_out_scores: Any = Unsupported("score learned rows as held-out rows")
     calibrate: Any = Unsupported("be calibrated")
+    expected_temperature_: Any = Unsupported("be calibrated")
     linear_map: Any = Unsupported("be written as plain matrices")
 
     def require_weights(self) -> None:
@@ -354,7 +366,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             If there are weights and the head does not support them.
         """
         Z = self._features(X, device, reset=reset)
-        labels = as_labels(y, len(Z))
+        labels = as_label_array(y, len(Z))
         weights = as_weights(sample_weight, len(Z))
         if weights is None:
             return Z, labels, None

@@ -29,7 +29,7 @@ from evergrow.head.block_weights import first_blocks
 from evergrow.head.label_set import (
     ClassChange,
     LabelUpdate,
-    as_labels,
+    as_label_array,
     known_codes,
     old_columns,
     require_same_type,
@@ -512,6 +512,13 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._state.temperature(self._temperature)
 
+    @property
+    @_with_threads_for_rows
+    def expected_temperature_(self) -> float:
+        """Softmax temperature that the statistics of the labelled samples expect."""
+        self._require_fitted()
+        return self._state.solved.temperature()
+
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike all learned classes each row is.
 
@@ -683,7 +690,7 @@ class Classifier(IncrementalClassifier):
         """Return features, class codes, folds and weights of learned rows."""
         self._require_fitted()
         Z = self._features(X, self.device_)
-        codes = known_codes(self.classes_, as_labels(y, len(Z))).to(Z.device)
+        codes = known_codes(self.classes_, as_label_array(y, len(Z))).to(Z.device)
         weights = None
         given = as_weights(sample_weight, len(Z))
         if given is not None:
@@ -910,6 +917,25 @@ class Classifier(IncrementalClassifier):
         self._state = self._state.changed(solved, self._state.pseudo_labels)
         return self
 
+    @_with_threads_for_rows
+    def drop_unused_directions(self) -> Self:
+        """Remove directions that only unlearned rows occupied, in place.
+
+        The compact form of the statistics keeps the directions of unlearned rows. All
+        settings are chosen again for the remaining samples.
+
+        Returns
+        -------
+        self
+        """
+        state = self._state
+        model = state.model
+        sums = model.state.without_unused_directions()
+        model = dataclasses.replace(model, state=sums)
+        solved = state.solved.for_model(model, SolvedChoice())
+        self._state = state.changed(solved, state.pseudo_labels)
+        return self
+
     def forget_classes(self, labels: Iterable[Any]) -> Self:
         """Remove whole classes. They are never predicted again.
 
@@ -940,7 +966,7 @@ class Classifier(IncrementalClassifier):
         names = [labels] if isinstance(labels, str) else list(labels)
         if not names:
             raise LabelError("labels must name at least one class, got none")
-        codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
+        codes = known_codes(self.classes_, as_label_array(names, len(names))).tolist()
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         self._keep(self._state.model, kept)
         return self

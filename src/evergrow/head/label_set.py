@@ -109,7 +109,7 @@ class LabelUpdate:
         return cls(classes, groups, torch.from_numpy(codes).to(device), weights)
 
 
-def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
+def as_label_array(y: Any, n_rows: int) -> NDArray[Any]:
     """Return labels as an array (n_rows,) of one type.
 
     Parameters
@@ -374,14 +374,14 @@ class NamedClasses:
 def _class_array(values: list[Any]) -> NDArray[Any]:
     """Return distinct class names as an array.
 
-    Strings and integers skip the checks of :func:`as_labels`, in which scikit-learn
-    warns if most labels are different.
+    Strings and integers skip the checks of :func:`as_label_array`, in which
+    scikit-learn warns if most labels are different.
     """
     if all(isinstance(value, str) for value in values):
         return np.array(values, dtype=np.str_)
     if all(_is_integer(value) for value in values):
         return np.array(values)
-    return as_labels(values, len(values))
+    return as_label_array(values, len(values))
 
 
 def _is_integer(value: Any) -> bool:

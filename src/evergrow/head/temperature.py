@@ -2,6 +2,11 @@
 
 The temperature is chosen by the log loss of held-out rows. On a fixed grid of
 temperatures the loss is a mean over rows, so it can be pooled over batches and sites.
+
+The scores of a model grow with its samples, and so does its best temperature: by the
+factor 10 from 5 to 20 samples per class. Temperatures of the grid are therefore in
+units of the temperature that the statistics of the scoring model expect. In these units
+rows of models of all sizes can be pooled.
 """
 
 from __future__ import annotations
@@ -20,19 +25,19 @@ if TYPE_CHECKING:
 STEPS_PER_OCTAVE = 2
 
 TEMPERATURES: tuple[float, ...] = tuple(
-    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-4, 25)
+    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-14, 15)
 )
-"""The grid, from 1/4 to 4,096."""
+"""The grid, from 1/128 to 128."""
 
-GUESS_LOSS = 0.05
-"""Loss per batch, in nats, of a temperature that differs from the guess by a factor of
-e. It decides only if rows do not: if all rows are predicted with certainty, the log
-loss has no minimum."""
+EXPECTED_LOSS = 2.0
+"""Loss, in nats, of a temperature that differs from the expected one by a factor of e.
+It corresponds to a standard deviation of 0.5 of the logarithm. It decides if rows do
+not: if all rows are predicted with certainty, the log loss has no minimum."""
 
 _CHUNK_SCORES = 2**22  # scores whose log losses are computed at once
 
 
-def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
+def log_losses(scores: Tensor, codes: Tensor, unit: float = 1.0) -> NDArray[np.float64]:
     """Return the log loss of each row at every temperature of the grid.
 
     Parameters
@@ -41,6 +46,8 @@ def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
         Class scores of held-out rows.
     codes : Tensor of shape (n,)
         True classes.
+    unit : float, default=1.0
+        Factor of the temperatures of the grid.
 
     Returns
     -------
@@ -63,7 +70,7 @@ def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
     for chunk, chunk_codes in chunks:
         columns = [
             torch.nn.functional.cross_entropy(
-                chunk / temperature, chunk_codes, reduction="none"
+                chunk / (unit * temperature), chunk_codes, reduction="none"
             )
             for temperature in TEMPERATURES
         ]
@@ -71,9 +78,9 @@ def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
     return np.asarray(torch.cat(losses).cpu().numpy())
 
 
-def guess_losses(guess: float) -> NDArray[np.float64]:
-    """Return the loss per batch at every temperature for its distance to a guess."""
-    return np.asarray(GUESS_LOSS * np.log(np.array(TEMPERATURES) / guess) ** 2)
+def expected_losses() -> NDArray[np.float64]:
+    """Return the loss of every temperature for its distance to the expected one."""
+    return np.asarray(EXPECTED_LOSS * np.log(np.array(TEMPERATURES)) ** 2)
 
 
 def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evergrow.core.errors import UnknownNameError
 from evergrow.core.escaping import csv_text, markdown_text, one_line, printable
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice
 from evergrow.lab.records import Record
@@ -173,7 +173,7 @@ def with_titles(records: Iterable[Record]) -> pd.DataFrame:
     DataFrame
         Columns ``record``, ``seed``, ``method``, ``dataset`` and ``protocol``.
     """
-    pandas = require("pandas", extra="lab", purpose="making tables")
+    pandas = import_extra("pandas", extra="lab", purpose="making tables")
     listed = list(records)
     methods = [(record.label, _method_settings(record)) for record in listed]
     datasets = [(record.dataset_label, _dataset_settings(record)) for record in listed]
@@ -624,7 +624,7 @@ def _latex(comparison: ResultTable) -> str:
 
 
 def _csv(comparison: ResultTable) -> str:
-    pandas = require("pandas", extra="lab", purpose="making tables")
+    pandas = import_extra("pandas", extra="lab", purpose="making tables")
     rows = [
         (
             csv_text(c.method),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.imports import require as import_extra
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_choice, check_integer
 from evergrow.data.inputs import as_labels
 

@@ -43,7 +43,7 @@ from evergrow.head.novelty.score import (
 from evergrow.head.temperature import (
     TEMPERATURES,
     best_temperature,
-    guess_losses,
+    expected_losses,
     log_losses,
 )
 
@@ -83,15 +83,12 @@ class Measurement:
         Number of samples that the measuring model had learned.
     n_classes : int
         Number of its classes.
-    guess : float, default=1.0
-        Temperature estimated from its statistics.
     expected : int, default=0
         Number of drawn rows that stand in for samples that were never scored.
     """
 
     size: Annotated[int, Between(1, 2**53)]
     n_classes: Annotated[int, Between(1, 2**53)]
-    guess: Annotated[float, Between(1e-12, 1e12)] = 1.0
     expected: Annotated[int, Between(0, MAX_DRAWN_ROWS)] = 0
 
 
@@ -114,6 +111,7 @@ class HeldOutRows:
     losses : ndarray of shape (n, 29), optional
         Log loss at every temperature of the grid, if probabilities are calibrated: of
         the own class of a known row, and of the predicted class of an unknown one.
+        Temperatures are in units of the one that the measuring model expects.
     """
 
     measurement: Annotated[NDArray[np.int64], Spec(("n",), dtype="int64")]
@@ -603,15 +601,14 @@ class Calibration:
         return np.empty(0)
 
     def temperature(self) -> float | None:
-        """Return the temperature with the smallest log loss. None without losses."""
+        """Return the temperature with the smallest log loss. None without losses.
+
+        It is in units of the temperature that the statistics of the model expect.
+        """
         if self.known.losses is None or not self.n:
             return None
         total = self._weights @ self.known.losses[self._in_use].astype(np.float64)
-        used = self.known.measurement[self._in_use]
-        for index in np.unique(used).tolist():
-            weight = self._weights[used == index][0]
-            total = total + weight * guess_losses(self.measurements[index].guess)
-        return best_temperature(total / self._weights.sum())
+        return best_temperature((total + expected_losses()) / self._weights.sum())
 
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the score that at most a fraction of known samples exceeds.
@@ -745,8 +742,11 @@ class Calibration:
         units = term_units(terms)
         drawn = np.linspace(0, len(terms) - 1, after._n_expected).astype(np.int64)
         after = replace(after, expected=to_units(terms[drawn], units))
+        temperature = after.temperature()
+        if temperature is not None:
+            temperature *= head.expected_temperature_
         head.calibrate(
-            temperature=after.temperature(),
+            temperature=temperature,
             novelty=from_units(after.pool.standard(), units),
         )
         return after
@@ -791,7 +791,7 @@ class Calibration:
             block.labels[rows],
             Measurement(sum(counts.values()), len(counts)),
             to_units(head.novelty_terms(block.X[rows]), units),
-            log_losses(scores, scores.argmax(dim=1)),
+            log_losses(scores, scores.argmax(dim=1), head.expected_temperature_),
             known=False,
         )
 
@@ -845,11 +845,10 @@ class Calibration:
         if not replace(self, n_classes=len(counts)).n:
             n_unscored = n_samples - len(block.labels) - len(rows)
             n_drawn = min(max(n_unscored, 0), MAX_DRAWN_ROWS)
-        guess = float(np.clip(scores.guess, 1e-12, 1e12))
         after = self._with_rows(
             block.X[rows],
             block.labels[rows],
-            Measurement(n_samples, len(counts), guess, n_drawn),
+            Measurement(n_samples, len(counts), n_drawn),
             to_units(scores.terms, term_units(head.expected_terms())),
             scores.losses,
             known=True,

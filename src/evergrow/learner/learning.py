@@ -107,7 +107,7 @@ def encode_labelled(
             readable.update(labels_read.tolist())
             yield _used_rows(samples, features.X, features.rows)
 
-    yield from join_blocks(encoded_chunks())
+    yield from join_rows(encoded_chunks())
     require_readable_classes(given, readable)
 
 
@@ -134,7 +134,7 @@ def _used_rows(
     return LabelledRows(X[used], labels[used], weights[used], samples.label_kind)
 
 
-def join_blocks(
+def join_rows(
     blocks: Iterable[LabelledRows], size: int = BLOCK
 ) -> Iterator[LabelledRows]:
     """Join blocks until each, except the last, has at least `size` rows."""
@@ -292,8 +292,8 @@ def require_known(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def common_kind(
-    model: str | None,
-    batch: str | None,
+    model_kind: str | None,
+    batch_kind: str | None,
     names: NDArray[np.str_],
     known: NDArray[np.str_],
 ) -> str:
@@ -301,9 +301,9 @@ def common_kind(
 
     Parameters
     ----------
-    model : {"name", "integer", "boolean"} or None
+    model_kind : {"name", "integer", "boolean"} or None
         Current label type; None if nothing was learned.
-    batch : {"name", "integer", "boolean"} or None
+    batch_kind : {"name", "integer", "boolean"} or None
         Label type of the batch; None for strings read from a file.
     names, known : ndarray of str
         Class names of the rows of the batch, and the learned classes.
@@ -318,9 +318,9 @@ def common_kind(
     DataWarning
         If integers become new classes of a model of strings.
     """
-    if model is None:
-        return batch or "name"
-    if model == "name" and batch == "integer":
+    if model_kind is None:
+        return batch_kind or "name"
+    if model_kind == "name" and batch_kind == "integer":
         new = np.setdiff1d(names, known).tolist()
         if new:
             warnings.warn(
@@ -329,18 +329,18 @@ def common_kind(
                 DataWarning,
                 stacklevel=3,
             )
-        return model
-    if batch == model:
-        return model
+        return model_kind
+    if batch_kind == model_kind:
+        return model_kind
     refused = names.tolist()
-    if batch is None:
-        refused = [name for name in refused if not can_read(model, name)]
+    if batch_kind is None:
+        refused = [name for name in refused if not can_read(model_kind, name)]
     if refused:
         raise LabelError(
-            f"labels must be {model}s as before, got {batch or 'name'}s "
+            f"labels must be {model_kind}s as before, got {batch_kind or 'name'}s "
             f"({refused[0]!r})"
         )
-    return model
+    return model_kind
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:

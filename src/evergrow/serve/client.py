@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError
 from evergrow.core.files import atomic_path
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_integer, check_number
 
 if TYPE_CHECKING:
@@ -383,7 +383,9 @@ class Client:
     ) -> None:
         check_number("timeout", timeout, low=0, low_open=True)
         check_integer("retries", retries, low=0)
-        library: Any = require("httpx", extra="client", purpose="evergrow.serve.client")
+        library: Any = import_extra(
+            "httpx", extra="client", purpose="evergrow.serve.client"
+        )
         headers = {}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -585,6 +587,7 @@ class Client:
         images: Sequence[Image] | None = None,
         texts: Sequence[str] | None = None,
         rows: ArrayLike | None = None,
+        for_good: bool = False,
         note: str = "",
         key: str | None = None,
     ) -> ChangeResult:
@@ -596,13 +599,17 @@ class Client:
         ----------
         name, labels, images, texts, rows, note, key
             As for :meth:`teach`.
+        for_good : bool, default=False
+            Also remove all earlier revisions of the model, and copies of these images
+            that are stored on the server.
 
         Raises
         ------
         RejectedError
             If the model never learned these samples.
         """
-        sent = _samples(images, texts, rows, {**_labels(labels), "note": note})
+        fields = {**_labels(labels), "note": note, "for_good": for_good}
+        sent = _samples(images, texts, rows, fields)
         return self._change(name, "unlearn", key, **sent)
 
     # -- changes without samples -------------------------------------------------------

@@ -52,7 +52,7 @@ LabelledImages = list[tuple[str, str]]
 """Name and class of each image."""
 
 
-def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
+def open_image_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
     """Open a zip with one folder of images per class. Nothing is unpacked.
 
     Returns
@@ -184,9 +184,11 @@ class Jobs:
         Raises
         ------
         Problem
-            As :func:`open_zip`, or 503 if too many jobs are open.
+            As :func:`open_image_zip`, or 503 if too many jobs are open.
         """
-        archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
+        archive, images = await asyncio.to_thread(
+            open_image_zip, path, self.service.limits
+        )
         # Other jobs may have begun meanwhile.
         self.check_room()
         job = JobRecord(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.serve.config import Token, Tokens, token_digest
 from evergrow.serve.schemas import LanRecord
 
@@ -98,7 +98,7 @@ class LanAccess:
 
 def _qr_code(address: str) -> Any:
     """Return the code of an address, an object of segno."""
-    segno = require("segno", extra="serve", purpose="a QR code")
+    segno = import_extra("segno", extra="serve", purpose="a QR code")
     return segno.make(address, micro=False)
 
 
@@ -128,7 +128,7 @@ def tls_context(host: str) -> ssl.SSLContext:
 
     The key is on disk only while OpenSSL reads it.
     """
-    require("cryptography", extra="serve", purpose="--lan")
+    import_extra("cryptography", extra="serve", purpose="--lan")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -430,7 +430,7 @@ def sort_folder(
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
         table = target / TABLE
-        earlier = read_table(table) if os.path.lexists(table) else []
+        earlier = read_sort_table(table) if os.path.lexists(table) else []
         _check_no_undo(earlier, target)
         resumed, waiting = split_planned(earlier, root)
         remove_partial_copies(target)
@@ -680,7 +680,7 @@ def _begin_undo(path: Path) -> list[SortedFile]:
     """Mark done rows as being undone in the table; return its rows as before."""
     rows = [
         replace(row, state="done") if row.state == "undoing" else row
-        for row in read_table(path)
+        for row in read_sort_table(path)
     ]
     with suppress(OSError):  # an undo must work on a full disk
         write_table(
@@ -804,7 +804,7 @@ def _check_table_exists(path: str | os.PathLike[str]) -> None:
         )
 
 
-def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
+def read_sort_table(path: str | os.PathLike[str]) -> list[SortedFile]:
     """Read and check a table, which users may have edited.
 
     Raises

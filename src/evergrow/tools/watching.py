@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evergrow.core.errors import BusyError, DatasetNotFoundError, InputError
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.learner.learner import Learner
 from evergrow.tools.file_moves import How
 from evergrow.tools.sort_source import SortSource
@@ -162,7 +162,7 @@ def sort_continuously(
     InputError, FileFormatError, PathError
         As for :func:`~evergrow.tools.sorting.sort_folder`.
     """
-    watchfiles = require("watchfiles", extra="watch", purpose="watching a folder")
+    watchfiles = import_extra("watchfiles", extra="watch", purpose="watching a folder")
     root = Path(os.path.realpath(folder))
     target = Path(os.path.realpath(out))
     if root.is_file():

@@ -10,7 +10,7 @@ from typing import Any
 
 from evergrow.core.errors import DataWarning, FileFormatError, UnknownNameError
 from evergrow.core.escaping import quote_names
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
 from evergrow.data import (
@@ -244,7 +244,7 @@ def read_yaml_list(path: Path) -> Samples:
         If it contains anything else, or aliases, which can expand a small file to
         gigabytes.
     """
-    yaml = require("yaml", extra="lab", purpose=f"reading {path.name}")
+    yaml = import_extra("yaml", extra="lab", purpose=f"reading {path.name}")
     # The C loader is ten times faster, if available.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     body = Tree(path.parent).text(path.name)

@@ -20,7 +20,7 @@ from evergrow.core.validation import resolve_device
 from evergrow.data.items import Images, Items
 from evergrow.features import ImageBackbone, best_backbone, create_backbone
 from evergrow.features.backbone import Backbone
-from evergrow.head.label_set import as_labels, require_same_type
+from evergrow.head.label_set import as_label_array, require_same_type
 from evergrow.lab.methods.cost import Cost
 
 __all__ = [
@@ -69,7 +69,7 @@ class ImageClassifier(Estimator, ABC):
     be unchanged. The base class commits the labels after it returns. In the hooks,
     ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and ``self.device_``
     the device. The backbone belongs to the caller: a method that adds tuners or changes
-    weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
+    weights uses a copy (:func:`~evergrow.adapt.adapted.shared_copy`).
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class ImageClassifier(Estimator, ABC):
         """
         self._check_params()
         items = as_items(items)
-        labels = self._labels(as_labels(y, len(items)), np.empty(0))
+        labels = self._labels(as_label_array(y, len(items)), np.empty(0))
         backbone = self._with_features(resolve_backbone(self.backbone, self.device))
         if self.device == "auto":
             device = backbone.device
@@ -170,7 +170,7 @@ class ImageClassifier(Estimator, ABC):
         if not self._is_fitted():
             return self.fit(items, y)
         items = as_items(items)
-        labels = self._labels(as_labels(y, len(items)), self.arrival_)
+        labels = self._labels(as_label_array(y, len(items)), self.arrival_)
         cost = self._learn(items, labels)
         self._commit(labels, self.arrival_, cost, self.cost_)
         return self

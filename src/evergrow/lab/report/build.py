@@ -16,7 +16,7 @@ from typing import Any
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.files import atomic_path
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 from evergrow.lab.report import mechanism_sections as mechanism
 from evergrow.lab.report import run_sections as runs
 from evergrow.lab.report.contents import (
@@ -121,9 +121,9 @@ def build_report(
     MissingExtraError
         Without matplotlib, pandas or jinja2.
     """
-    require("matplotlib", extra="lab", purpose="drawing figures")
-    require("jinja2", extra="lab", purpose="writing the page")
-    require("pandas", extra="lab", purpose="tables")
+    import_extra("matplotlib", extra="lab", purpose="drawing figures")
+    import_extra("jinja2", extra="lab", purpose="writing the page")
+    import_extra("pandas", extra="lab", purpose="tables")
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     folder = Path(output)
@@ -278,7 +278,7 @@ def _page(
     missing: dict[Section, list[NotRun]],
     notes: list[str],
 ) -> str:
-    jinja2 = require("jinja2", extra="lab", purpose="writing the page")
+    jinja2 = import_extra("jinja2", extra="lab", purpose="writing the page")
     markup = jinja2.utils.markupsafe.Markup
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True

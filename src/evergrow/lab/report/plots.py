@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.imports import require
+from evergrow.core.imports import import_extra
 
 METHODS = {
     "joint-lp": "*",
@@ -121,7 +121,7 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
     >>> style_of("ranpac+fsa") == style_of("ranpac"), style_of("ranpac", 1)["linestyle"]
     (True, '--')
     """
-    matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
+    matplotlib = import_extra("matplotlib", extra="lab", purpose="drawing figures")
     # Every second colour of tab20 is light. The last methods, which are drawn most
     # often, get the dark ones.
     order = [*range(0, 20, 2), *range(1, 20, 2)]
@@ -170,8 +170,8 @@ def short(value: float) -> str:
 @contextmanager
 def _drawing(height: float, width: float = 4.8) -> Iterator[Any]:
     """Yield an empty figure with the shared settings."""
-    matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
-    figure = require("matplotlib.figure", extra="lab", purpose="drawing figures")
+    matplotlib = import_extra("matplotlib", extra="lab", purpose="drawing figures")
+    figure = import_extra("matplotlib.figure", extra="lab", purpose="drawing figures")
     defaults = {**matplotlib.rcParamsDefault, "backend": matplotlib.rcParams["backend"]}
     with matplotlib.rc_context({**defaults, **_SETTINGS}):
         yield figure.Figure(figsize=(width, height), layout="constrained")
