@@ -31,8 +31,9 @@ from evergrow.learner.snapshot import Erased
 if TYPE_CHECKING:
     import torch
 
-    from evergrow.adapt.fsa import Adaptation
-    from evergrow.adapt.settings import FsaConfig
+    from evergrow.adapt.adapted import Adaptation
+    from evergrow.adapt.choice import NewHead
+    from evergrow.adapt.settings import FineTuneConfig, FsaConfig
     from evergrow.features import EncodeConfig, Features, ImageBackbone
     from evergrow.features.encoding import OnError
     from evergrow.learner.learner import Learner
@@ -171,14 +172,19 @@ class Encoder:
         self._backbone = backbone
         self.spec = backbone.spec
         if "tuner" in backbone.spec.options:  # the backbone was adapted before
-            from evergrow.adapt.fsa import adaptation_of
+            from evergrow.adapt.adapted import adaptation_of
 
             self.adaptation = adaptation_of(backbone)
 
     def adapted(
-        self, samples: Samples, config: FsaConfig, *, seed: int
+        self,
+        samples: Samples,
+        config: FsaConfig | FineTuneConfig,
+        *,
+        seed: int,
+        new_head: NewHead,
     ) -> tuple[Encoder, Samples]:
-        """Train a tuner of the backbone; return the encoder and the readable images.
+        """Adapt the backbone; return the encoder and the readable images.
 
         Parameters
         ----------
@@ -188,6 +194,8 @@ class Encoder:
             Settings of the training.
         seed : int
             Seed of the training.
+        new_head : callable
+            Maps the widths of feature blocks to an untrained head of the learner.
 
         Raises
         ------
@@ -212,6 +220,7 @@ class Encoder:
             config,
             seed=seed,
             progress=self.config.progress,
+            new_head=new_head,
         )
         encoder = replace(
             self, spec=tuned.spec, adaptation=tuned.adaptation, _backbone=tuned
@@ -355,7 +364,7 @@ class Encoder:
         adaptation = self.adaptation
         if adaptation is None or self._is_requested(spec):
             return self._load_plain(spec)
-        from evergrow.adapt.fsa import adapted_from
+        from evergrow.adapt.adapted import adapted_from
 
         plain = _require_adaptable(self._load_plain(adaptation.base))
         adapted = adapted_from(plain, adaptation)
@@ -398,8 +407,13 @@ class Encoder:
 
 def _require_adaptable(backbone: Backbone) -> ImageBackbone:
     """Return an image backbone, or raise :class:`ParameterError`."""
-    from evergrow.features import ImageBackbone
+    from evergrow.features import ImageBackbone, JoinedBackbone
 
+    if isinstance(backbone, JoinedBackbone):
+        raise ParameterError(
+            "backbone must be a single network to be adapted, got "
+            f"{backbone.spec.name}: leave adapt out, or use one of them"
+        )
     if not isinstance(backbone, ImageBackbone):
         raise ParameterError(
             "backbone must be a network for images to be adapted, "

@@ -79,11 +79,13 @@ class Learner(Estimator):
         The head: ``"evergrow"``, ``"scl-mgsm"`` (the method of the paper), or another
         of :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and
         novelty need one of the first two.
-    adapt : str, FsaConfig, dict or None, default=None
+    adapt : str, FineTuneConfig, FsaConfig, dict or None, default=None
         How ``fit`` trains the backbone on its images before freezing it. None does not
-        train it. A name of :func:`evergrow.adapt.tuners.adapting_tuners` uses RanPAC's
-        protocol with 20 epochs. An :class:`~evergrow.adapt.FsaConfig`, or its fields as
-        a dict, sets everything.
+        train it. ``"auto"`` measures on held-out images whether fine-tuning helps, and
+        keeps the network frozen if not. ``"full"`` fine-tunes all weights. A name of
+        :func:`evergrow.adapt.tuners.adapting_tuners` trains a tuner with RanPAC's
+        protocol. A :class:`~evergrow.adapt.FineTuneConfig` or
+        :class:`~evergrow.adapt.FsaConfig`, or its fields as a dict, sets everything.
     features : {"auto", "fast", "rich", "best"}, str or sequence of str, default="auto"
         Which activations of the backbone form the feature vector: its own output
         (``"fast"``), several depths in one pass (``"rich"``), several depths at two
@@ -456,7 +458,12 @@ class Learner(Estimator):
         if encoder.spec is None:  # `begin` has not chosen a backbone
             encoder = encoder.with_backbone_for(first)
         if config is not None:
-            encoder, first = encoder.adapted(first, config, seed=seed)
+            encoder, first = encoder.adapted(
+                first,
+                config,
+                seed=seed,
+                new_head=lambda widths: with_widths(create_head(self, seed), widths),
+            )
         if begun is None:
             empty = empty_state(self, encoder, seed)
         else:

@@ -510,7 +510,7 @@ class Snapshot:
     seed : int
         Seed of the head and of the adaptation.
     adaptation : Archive or None
-        The :class:`~evergrow.adapt.fsa.Adaptation` of the backbone, if it was adapted.
+        The :class:`~evergrow.adapt.adapted.Adaptation` of the backbone, if any.
     label_kind : {"name", "integer", "boolean"}
         Type of the labels. The head knows them by name.
     widths : tuple of int
@@ -810,7 +810,7 @@ def with_head(
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
     """Return the adaptation of a backbone, read from its archive."""
-    from evergrow.adapt.fsa import Adaptation  # slow to import
+    from evergrow.adapt.adapted import Adaptation  # slow to import
 
     return from_archive(Adaptation, archive, name=name)
 
