@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.timing import Row, seconds
 from evergrow.adapt import TrainConfig, train
-from evergrow.adapt.fsa import CosineHead, Network
+from evergrow.adapt.networks import CosineHead, Network
 from evergrow.adapt.tuners import create_tuner
 from evergrow.data.items import Images
 from evergrow.features import Preprocessing

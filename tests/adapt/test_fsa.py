@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import linear, normalize
 
 from evergrow.adapt import Adaptation, FsaConfig, TrainConfig, adapt, adapted_from
-from evergrow.adapt.fsa import CosineHead
+from evergrow.adapt.networks import CosineHead
 from evergrow.adapt.tuners import (
     UnsupportedModelError,
     adapting_tuners,
@@ -150,7 +150,7 @@ def test_adapted_from_restores_the_adapted_backbone(tmp_path: Path) -> None:
         encode(model, items, cache=False, join=False).X for model in (adapted, again)
     )
     np.testing.assert_array_equal(a, b)
-    with pytest.raises(WeightsError, match="trained on"):
+    with pytest.raises(WeightsError, match="was adapted"):
         adapted_from(tiny_vit(seed=3), adaptation)
 
 

@@ -36,7 +36,7 @@ class Shell:
             self.run(*arguments, "--json", code=code, stdin=stdin).stdout
         )
         assert values["exit_code"] == code
-        assert values["command"] == arguments[0]
+        assert values["command"].split()[0] == arguments[0]
         return values
 
     def error(self, *arguments: object, code: int = 2, stdin: str | None = None) -> str:

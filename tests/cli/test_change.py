@@ -1,5 +1,6 @@
 """Commands that change a model: exact, recorded, tested, solved and undone."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,62 @@ def test_unlearn_equals_a_model_without_the_samples(shell, model, later):
     values = shell.json("unlearn", model, later)
     assert values["classes"] == list(NAMES[3:])
     assert_same_answers(open_model(model), before)
+
+
+def test_unlearn_for_good_says_what_it_removed_and_what_it_cannot_know(
+    shell, model, later
+):
+    shell.run("update", model, later)
+    lines = shell.run("unlearn", model, later, "--for-good").stdout.splitlines()
+    assert lines[0].startswith("unlearned 60 samples (3 whole classes: dog, eel, fox)")
+    assert (
+        "removed for good: all earlier revisions, 0 files of cached features" in lines
+    )
+    assert "not known here: the samples' files, copies, exports and backups" in lines
+    assert "nothing to undo" in shell.error("rollback", model)
+    last = shell.json("log", model)["history"][-1]
+    assert (last["what"], last["samples"]) == ("unlearn", 60)
+    assert last["erased"] == {"cache_files": 0, "unsearched_entries": 0}
+
+
+def test_a_receipt_is_written_and_verified_without_the_samples(
+    shell, model, later, tmp_path
+):
+    pytest.importorskip("cryptography", reason="needs evergrow[receipts]")
+    shell.run("update", model, later)
+    before = shutil.copy(model, tmp_path / "before.evg")
+    key, receipt, removed = (tmp_path / name for name in ("k.pem", "r.json", "removed"))
+    with unchanged(model):
+        assert "--receipt needs --key FILE" in shell.error(
+            "unlearn", model, later, "--receipt", receipt
+        )
+    public_key = shell.json("receipt", "key", key)["public_key"]
+    options = ("--receipt", receipt, "--key", key, "--removed", removed)
+    values = shell.json("unlearn", model, later, *options, "--for-good")
+    assert values["public_key"] == public_key
+    files = ("--before", before, "--after", model)
+    lines = shell.run("receipt", "verify", receipt, *files, "--removed", removed)
+    assert "holds: after = before - removed, up to " in lines.stdout
+    assert "not prove who that is" in lines.stdout
+    known = ("--public-key", public_key)
+    values = shell.json("receipt", "verify", receipt, *files, *known)
+    assert (values["fails"], values["for_good"]) == ([], True)
+    assert values["classes"] == {"dog": 20, "eel": 20, "fox": 20}
+    swapped = ("--before", model, "--after", before)
+    assert shell.json("receipt", "verify", receipt, *swapped, code=1)["fails"]
+    forged = receipt.read_text().replace('"dog": 20', '"dog": 10')
+    receipt.write_text(forged)
+    assert "does not belong to it" in shell.error("receipt", "verify", receipt)
+
+
+def test_without_a_valid_key_nothing_is_unlearned(shell, model, later, tmp_path):
+    pytest.importorskip("cryptography", reason="needs evergrow[receipts]")
+    (tmp_path / "k.pem").write_text("no key")
+    (tmp_path / "k.pem").chmod(0o600)
+    options = ("--receipt", tmp_path / "r.json", "--key", tmp_path / "k.pem")
+    with unchanged(model):
+        assert "is not a private key" in shell.error("unlearn", model, later, *options)
+    assert not (tmp_path / "r.json").exists()
 
 
 def test_rollback_and_redo_restore_the_bytes(shell, model, later):

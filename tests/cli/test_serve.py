@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,19 @@ from tests.commands import evergrow
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8123"
+STOPPED_AFTER_WARM_UP = """
+import gc, importlib.util, os, signal, threading, time
+if importlib.util.find_spec("triton"):
+    import triton._C.libtriton  # as some networks do; it reports leaks at exit
+def stop():
+    usual = signal.SIG_DFL
+    while not gc.get_freeze_count() or signal.getsignal(signal.SIGTERM) == usual:
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=stop, daemon=True).start()
+from evergrow.cli.main import main
+main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -90,3 +104,16 @@ def test_a_used_port_is_an_error(tmp_path: Path) -> None:
         result = evergrow("serve", tmp_path, "--port", str(taken.getsockname()[1]))
     assert result.exit_code == 2
     assert "is in use. Try --port" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX system: SIGTERM")
+def test_a_service_that_is_stopped_prints_nothing_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED_AFTER_WARM_UP, "serve", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--port", "0"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    starts = [line.split()[0] for line in done.stdout.splitlines()]
+    assert starts == ["serving", "what", "ended;"]

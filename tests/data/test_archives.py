@@ -386,3 +386,13 @@ def test_archives_inside_are_counted_in_a_warning(tmp_path: Path) -> None:
     for source in (root, archive):
         with pytest.warns(DataWarning, match="archives inside left out: 2; unpack"):
             assert len(read_parts(source).train) == 2
+
+
+def test_an_archive_of_an_archive_gets_a_clear_word(tmp_path: Path) -> None:
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "inner.zip").write_bytes(b"")
+    packed = pack(tmp_path / "outer", tmp_path / "outer.zip")
+    with pytest.raises(
+        InputError, match="holds no folder; archives inside left out: 1"
+    ):
+        read_parts(packed)

@@ -193,8 +193,8 @@ def test_python_objects_are_never_executed(
 @pytest.mark.parametrize(
     ("name", "body", "message"),
     [
-        ("w.npz", b"", "must end in"),
-        ("w.pth", None, "must exist"),
+        ("w.npz", b"", "must be a file ending in"),
+        ("w.pth", None, "must be an existing file"),
         ("w.pth", b"", "must be readable|tensors and plain"),
         ("w.pth", b"hello, this is text", "must be readable|tensors and plain"),
         ("w.safetensors", b"", "must be readable"),
@@ -223,7 +223,7 @@ def test_misspelled_words_are_no_paths(tmp_path: Path) -> None:
         create_backbone(NAME, weights="randm")
     with pytest.raises(ParameterError, match="weights must be"):
         create_backbone(NAME, weights=3)  # type: ignore[arg-type]
-    with pytest.raises(WeightsError, match="must exist"):
+    with pytest.raises(WeightsError, match="must be an existing file"):
         create_backbone(NAME, weights=str(tmp_path / "none.pth"))
 
 

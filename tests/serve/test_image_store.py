@@ -252,6 +252,23 @@ def test_stored_images_of_a_forgotten_class_are_removed(
     assert len(kept(pics)) == len(left) + 1
 
 
+def test_unlearning_for_good_removes_stored_copies_and_the_history(
+    pics: Any, folder: Path
+) -> None:
+    keep(pics, files(0, 3), set="test", label="0")
+    keep(pics, files(0, 1), set="review")
+    keep(pics, files(1, 1, 5), set="test", label="1")
+    (other,) = (image["id"] for image in kept(pics) if image["label"] == "1")
+    sent = {"data": {"label": "0", "for_good": "true"}, "files": files(0, 3)}
+    answer = pics.post("unlearn", model="pics", **sent)
+    assert answer.json()["change"]["for_good"]
+    assert stored(folder) == [other]
+    assert not list(folder.rglob("*.piece"))
+    assert pics.get("pics", "").json()["revisions"] == []
+    refused = pics.post("rollback", {}, model="pics")
+    assert refused.status_code == 422
+
+
 def test_images_of_a_class_forgotten_by_a_command_are_not_readable(
     pics: Any, serve: Any, folder: Path
 ) -> None:

@@ -182,7 +182,7 @@ def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
     visit.card(evil).wait_for()
     page.fill("#live-text", ", ".join(map(str, tools.rows(2)[0])))
     visit.verdict(evil)
-    for tab in ("Review", "Accuracy", "Timeline", "Use it", "Teach"):
+    for tab in ("Review", "Accuracy", "Timeline", "Download", "Teach"):
         visit.tab(tab)
     assert page.title() == "hostile · evergrow"
     assert page.locator("main script, main img[src=x]").count() == 0
@@ -298,7 +298,7 @@ def test_a_model_is_deleted_after_its_name_was_typed(
 ) -> None:
     page = tools.open_taught(visit, "short lived")
     tools.teach_new(visit, "c", 2)
-    visit.tab("Use it")
+    visit.tab("Download")
     page.get_by_role("button", name="Delete this model").click()
     act = page.get_by_role("button", name="Delete permanently")
     for written in ("", "short", "Short lived"):
@@ -421,7 +421,7 @@ def test_copied_snippets_work(visit: Visit, service: str, tmp_path: Path) -> Non
     tools.ask(service, "/models/two words/rename", {"old": "a", "new": "a's $(x)"})
     page = visit.page
     visit.open("#/m/two%20words")
-    visit.tab("Use it")
+    visit.tab("Download")
     with page.expect_download() as saved:
         page.get_by_role("button", name="Model file").click()
     file = tmp_path / "two words.evg"
@@ -448,7 +448,7 @@ def test_copied_snippets_work(visit: Visit, service: str, tmp_path: Path) -> Non
     visit.card("new name").wait_for()
     assert tools.counts(service, "brought") == {"b": 6, "new name": 6}
     visit.open("#/m/two%20words")
-    visit.tab("Use it")
+    visit.tab("Download")
     subprocess.run(
         shlex.split(lines["curl"].replace("\\\n", " ")), capture_output=True, check=True
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from evergrow.serve import app
+from evergrow.tools.strictness import STRICTNESS, USUAL, FilingLimits
 
 SCRIPTS = sorted((app.PAGE / "script").glob("*.js"))
 STYLES = sorted((app.PAGE / "style").glob("*.css"))
@@ -119,3 +120,15 @@ def test_zips_of_any_size_are_read_and_written(n: int, tmp_path: Path) -> None:
             == f"image {n - 1} {n - 1} {n - 1}".encode()
         )
         assert archive.testzip() is None
+
+
+def test_the_steps_of_strictness_are_those_of_the_command() -> None:
+    text = (app.PAGE / "script" / "strictness.js").read_text("utf-8")
+    steps = {
+        name: FilingLimits(int(alarm) / 100, int(probability) / 100)
+        for name, alarm, probability in re.findall(
+            r"(\w+): \{ falseAlarm: (\d+), probability: (\d+) \}", text
+        )
+    }
+    assert steps == STRICTNESS
+    assert f'const USUAL = "{USUAL}";' in text

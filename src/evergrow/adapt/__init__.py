@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 from evergrow.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
+    from evergrow.adapt.adapted import Adaptation, AdaptedBackbone, adapted_from
+    from evergrow.adapt.fsa import adapt
     from evergrow.adapt.loop import TrainingError, TrainLog, train
-    from evergrow.adapt.settings import FsaConfig, TrainConfig
+    from evergrow.adapt.settings import FineTuneConfig, FsaConfig, TrainConfig
 
 _HOMES = {
-    "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
+    "adapted": ("AdaptedBackbone", "Adaptation", "adapted_from"),
+    "fsa": ("adapt",),
     "loop": ("TrainLog", "TrainingError", "train"),
-    "settings": ("FsaConfig", "TrainConfig"),
+    "settings": ("FineTuneConfig", "FsaConfig", "TrainConfig"),
 }
 
 __all__ = [
     "Adaptation",
     "AdaptedBackbone",
+    "FineTuneConfig",
     "FsaConfig",
     "TrainConfig",
     "TrainLog",

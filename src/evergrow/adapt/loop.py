@@ -79,6 +79,7 @@ def train(
     purpose: tuple[str | int, ...] = (),
     loss: Loss | None = None,
     progress: bool = False,
+    title: str = "training",
 ) -> TrainLog:
     """Train some parameters of a network on labelled images.
 
@@ -122,6 +123,8 @@ def train(
         with the label smoothing of `config`.
     progress : bool, default=False
         Whether to show a progress bar.
+    title : str, default="training"
+        Text in front of the progress bar.
 
     Returns
     -------
@@ -165,7 +168,7 @@ def train(
         device=groups[0]["params"][0].device,
     )
     smoothed = partial(cross_entropy, label_smoothing=config.label_smoothing)
-    return _Run(model, groups, images, config, loss or smoothed).train(progress)
+    return _Run(model, groups, images, config, loss or smoothed).train(progress, title)
 
 
 def _trained_groups(parameters: Parameters, lr: float) -> list[dict[str, Any]]:
@@ -228,7 +231,7 @@ class _Run:
         has_bfloat16 = torch.cuda.get_device_capability(self.device) >= (8, 0)
         return "bfloat16" if has_bfloat16 else "float32"
 
-    def train(self, progress: bool) -> TrainLog:
+    def train(self, progress: bool, title: str) -> TrainLog:
         """Train all epochs. Resets the statistics of the GPU's peak memory."""
         started = time.perf_counter()
         on_gpu = self.device.type == "cuda"
@@ -236,7 +239,7 @@ class _Run:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
-            meter("training", self.config.epochs * steps, enabled=progress) as tick,
+            meter(title, self.config.epochs * steps, enabled=progress) as tick,
             training_mode(self.model),
             _drop_path(self.model, self.config.drop_path),
             borrow_global_generators(self.device),

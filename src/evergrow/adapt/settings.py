@@ -35,7 +35,8 @@ def _cosine(config: TrainConfig, epoch: int) -> float:
 SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
     "cosine": _cosine,
     "warm-cosine": lambda config, epoch: min(
-        (epoch + 1) / max(config.epochs // 20, 1), _cosine(config, epoch)
+        (epoch + 1) / max(int(config.epochs * config.warmup + 1e-9), 1),
+        _cosine(config, epoch),
     ),
     "constant": lambda config, epoch: 1.0,
     "coda-cosine": lambda config, epoch: math.cos(
@@ -78,8 +79,10 @@ class TrainConfig:
     schedule : str, default="cosine"
         Learning rate per epoch. ``"cosine"``: half a cosine that reaches 0 after the
         last epoch. ``"warm-cosine"``: the same, with a linear warm-up over the first
-        twentieth of the epochs. ``"constant"``. ``"coda-cosine"``: a quarter of a
+        epochs; see ``warmup``. ``"constant"``. ``"coda-cosine"``: a quarter of a
         cosine, cos(99 pi e / (200 (E - 1))), as in CODA-Prompt.
+    warmup : float, default=0.05
+        Fraction of the epochs in which ``"warm-cosine"`` warms up; at least one epoch.
     precision : {"auto", "float32", "bfloat16"}, default="auto"
         Precision of forward and backward passes. Weights stay in float32. ``"auto"``
         uses bfloat16 on GPUs that support it.
@@ -88,6 +91,9 @@ class TrainConfig:
     interpolation : {"bilinear", "bicubic", "evaluation"}, default="bilinear"
         Filter for resizing crops. ``"evaluation"`` uses the filter of the backbone's
         preprocessing.
+    jitter : float, default=0
+        Brightness, contrast and saturation of an image are multiplied by random
+        factors from 1 - jitter to 1 + jitter. 0 disables it.
     mixup : float, default=0
         Images of a batch are mixed in pairs, with a fraction from Beta(mixup, mixup).
         0 disables it.
@@ -118,9 +124,11 @@ class TrainConfig:
     weight_decay: float = 5e-4
     optimizer: str = "sgd"
     schedule: str = "cosine"
+    warmup: float = 0.05
     precision: TrainPrecision = "auto"
     crop_scale: tuple[float, float] = (0.05, 1.0)
     interpolation: CropFilter = "bilinear"
+    jitter: float = 0.0
     mixup: float = 0.0
     label_smoothing: float = 0.0
     drop_path: float = 0.0
@@ -133,7 +141,8 @@ class TrainConfig:
         check_number("lr", self.lr, low=0, low_open=True)
         for name in ("weight_decay", "mixup"):
             check_number(name, getattr(self, name), low=0)
-        for name in ("momentum", "label_smoothing", "drop_path"):
+        check_number("warmup", self.warmup, low=0, high=1)
+        for name in ("momentum", "label_smoothing", "drop_path", "jitter"):
             check_number(name, getattr(self, name), low=0, high=1, high_open=True)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -185,6 +194,31 @@ class TrainConfig:
         return from_mapping(cls, values, "setting of a training")
 
 
+def _check_train(train: Any) -> None:
+    """Raise :class:`ParameterError` unless the field `train` is a TrainConfig."""
+    if not isinstance(train, TrainConfig):
+        raise ParameterError(f"train must be a TrainConfig, got {type(train).__name__}")
+
+
+def _split_changes(
+    config: FsaConfig | FineTuneConfig, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return changes of the fields of a configuration, with its changed ``train``.
+
+    `changes` are by name, of the fields of the configuration or of those of its
+    ``train``. Unknown names are rejected.
+    """
+    own = field_names(config)
+    train_fields = field_names(TrainConfig)
+    check_keys(changes, [*own, *train_fields], "setting of an adaptation")
+    own_changes = {name: changes[name] for name in changes if name in own}
+    train_changes = {name: changes[name] for name in changes if name in train_fields}
+    train = own_changes.get("train", config.train)
+    if train_changes:
+        train = train.changed(**train_changes)
+    return {**own_changes, "train": train}
+
+
 @dataclass(frozen=True)
 class FsaConfig:
     """Settings of first-session adaptation. The defaults are RanPAC's protocol.
@@ -214,10 +248,7 @@ class FsaConfig:
 
     def __post_init__(self) -> None:
         check_choice("tuner", self.tuner, adapting_tuners())
-        if not isinstance(self.train, TrainConfig):
-            raise ParameterError(
-                f"train must be a TrainConfig, got {type(self.train).__name__}"
-            )
+        _check_train(self.train)
         # Rejects unknown settings.
         TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)
 
@@ -232,17 +263,10 @@ class FsaConfig:
         Changing ``tuner`` resets ``settings``, which belong to the other tuner, unless
         they are given.
         """
-        own = field_names(self)
-        train_fields = field_names(TrainConfig)
-        check_keys(changes, [*own, *train_fields], "setting of an adaptation")
-        own_changes = {name: changes[name] for name in changes if name in own}
-        train_changes = {
-            name: changes[name] for name in changes if name in train_fields
-        }
+        own_changes = _split_changes(self, changes)
         if own_changes.get("tuner", self.tuner) != self.tuner:
             own_changes.setdefault("settings", {})
-        train = own_changes.pop("train", self.train).changed(**train_changes)
-        return replace(self, **own_changes, train=train)
+        return replace(self, **own_changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values."""
@@ -258,4 +282,110 @@ class FsaConfig:
             )
         known = dict(values)
         inner = TrainConfig.from_dict(known.pop("train", {}))
+        return cls(train=inner).changed(**known)
+
+
+FineTuneMode = Literal["full", "auto"]
+"""``"full"`` always adapts; ``"auto"`` measures first whether to adapt."""
+
+FINE_TUNING = TrainConfig(
+    epochs=40,
+    batch_size=64,
+    lr=3e-4,
+    weight_decay=0.05,
+    optimizer="adamw",
+    schedule="warm-cosine",
+    warmup=0.1,
+    crop_scale=(0.4, 1.0),
+    jitter=0.3,
+    mixup=0.2,
+    label_smoothing=0.1,
+)
+"""Training settings of fine-tuning on a first task of some hundred images."""
+
+
+@dataclass(frozen=True)
+class FineTuneConfig:
+    """Settings for fine-tuning the weights of a backbone on the first task.
+
+    After training, the weights are interpolated with the original ones: a fraction of
+    0 is the original network and 1 the trained one.
+
+    Parameters
+    ----------
+    mode : {"full", "auto"}, default="full"
+        ``"full"`` trains once, with ``train.lr`` and ``fraction``. ``"auto"`` chooses a
+        learning rate of ``lrs`` and a fraction of ``fractions``, or no adaptation, by
+        accuracy on held-out rows; see :mod:`evergrow.adapt.choice`.
+    fraction : float, default=0.5
+        Fraction of the trained change to keep.
+    head_factor : float, default=5
+        Learning rate of the temporary classifier, as a multiple of ``train.lr``.
+    layer_decay : float, default=0.75
+        Factor between the learning rates of a transformer block and the next one.
+        Other networks have one learning rate.
+    max_megabytes : float, default=24
+        Limit of the stored change. Of a network with more weights, only the last layers
+        are trained.
+    lrs : tuple of float, default=(3e-4, 1e-3)
+        Learning rates that ``"auto"`` tries.
+    fractions : tuple of float, default=(0.25, 0.5)
+        Fractions that ``"auto"`` tries.
+    draws : int, default=3
+        Number of times that ``"auto"`` holds classes and rows out.
+    train : TrainConfig
+        Training settings.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.settings import FineTuneConfig
+    >>> config = FineTuneConfig().changed(epochs=10, fraction=0.25)
+    >>> config.train.epochs, config.train.lr, config.fraction
+    (10, 0.0003, 0.25)
+    >>> FineTuneConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    mode: FineTuneMode = "full"
+    fraction: float = 0.5
+    head_factor: float = 5.0
+    layer_decay: float = 0.75
+    max_megabytes: float = 24.0
+    lrs: tuple[float, ...] = (3e-4, 1e-3)
+    fractions: tuple[float, ...] = (0.25, 0.5)
+    draws: int = 3
+    train: TrainConfig = FINE_TUNING
+
+    def __post_init__(self) -> None:
+        lists_to_tuples(self)
+        check_choice("mode", self.mode, get_args(FineTuneMode))
+        check_number("fraction", self.fraction, low=0, high=1, low_open=True)
+        check_number("layer_decay", self.layer_decay, low=0, high=1, low_open=True)
+        for name in ("head_factor", "max_megabytes"):
+            check_number(name, getattr(self, name), low=0, low_open=True)
+        check_number("draws", self.draws, low=1, integer=True)
+        for name, highest in (("lrs", math.inf), ("fractions", 1.0)):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not values:
+                raise ParameterError(f"{name} must be several numbers, got {values!r}")
+            for value in values:
+                check_number(name, value, low=0, high=highest, low_open=True)
+        _check_train(self.train)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, of this class or of ``train``."""
+        own_changes = _split_changes(self, changes)
+        return replace(self, **own_changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values."""
+        return to_plain(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return settings from plain values. Missing ones get their default."""
+        known = dict(values)
+        inner = TrainConfig.from_dict(
+            {**FINE_TUNING.to_dict(), **known.pop("train", {})}
+        )
         return cls(train=inner).changed(**known)

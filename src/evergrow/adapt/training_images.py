@@ -41,6 +41,9 @@ _MAX_DRAWS = 10
 _BATCH_FILTERS = ("bilinear", "bicubic")
 """Filters that :meth:`TrainTransform.crop_batch` supports."""
 
+_LUMINANCE = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in a grey value."""
+
 _MAX_GPU_FRACTION = 0.25
 """Largest fraction of free GPU memory for keeping all images on the GPU."""
 
@@ -261,6 +264,50 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
+def jitter_colours(
+    images: Tensor, factors: Tensor, preprocessing: Preprocessing
+) -> Tensor:
+    """Multiply brightness, contrast and saturation of normalised images.
+
+    Values are clipped to the range of a pixel after each of the three.
+
+    Parameters
+    ----------
+    images : Tensor of shape (n, 3, height, width)
+        Normalised images.
+    factors : Tensor of shape (n, 3)
+        Factors of brightness, contrast and saturation. 1 changes nothing.
+    preprocessing : Preprocessing
+        The normalisation.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.adapt.training_images import jitter_colours
+    >>> from evergrow.features import Preprocessing
+    >>> white = torch.ones(1, 3, 2, 2)
+    >>> darker = torch.tensor([[0.5, 1.0, 1.0]])
+    >>> jitter_colours(white, darker, Preprocessing.pilot(2)).unique()
+    tensor([0.5000])
+    """
+    mean = images.new_tensor(preprocessing.mean)[:, None, None]
+    std = images.new_tensor(preprocessing.std)[:, None, None]
+    brightness, contrast, saturation = factors.to(images.dtype)[
+        ..., None, None, None
+    ].unbind(dim=1)
+    pixels = ((images * std + mean) * brightness).clamp(0, 1)
+    level = _luminance(pixels).mean(dim=(2, 3), keepdim=True)
+    pixels = torch.lerp(level, pixels, contrast).clamp(0, 1)
+    pixels = torch.lerp(_luminance(pixels), pixels, saturation).clamp(0, 1)
+    return (pixels - mean) / std
+
+
+def _luminance(pixels: Tensor) -> Tensor:
+    """Return the grey values (n, 1, height, width) of RGB images, as Pillow does."""
+    weights = pixels.new_tensor(_LUMINANCE)[:, None, None]
+    return (pixels * weights).sum(dim=1, keepdim=True)
+
+
 class TrainingImages:
     """Batches of labelled images for training, augmented differently in every epoch.
 
@@ -377,7 +424,19 @@ class TrainingImages:
             images = self._loaded(number, order)
         else:
             images = self._cropped(self._pixels, number, order, order_on_device)
+        if self._config.jitter:
+            images = self._jittered(images, number)
         yield from zip(images, codes)
+
+    def _jittered(self, batches: Iterator[Tensor], epoch: int) -> Iterator[Tensor]:
+        """Change brightness, contrast and saturation of every image at random."""
+        jitter = self._config.jitter
+        preprocessing = self._augment.evaluation
+        draws = torch.rand(len(self), 3, generator=self._stream("jitter", epoch))
+        factors = (1 + jitter * (2 * draws - 1)).to(self._device)
+        parts = torch.split(factors, self._config.batch_size)
+        for images, part in zip(batches, parts):
+            yield jitter_colours(images, part, preprocessing)
 
     def _cropped(
         self,

@@ -5,6 +5,7 @@ A command is a function decorated with :func:`evergrow.cli.registry.command`.
 
 MODULES = (
     "fit",
+    "adapt",
     "predict",
     "evaluate",
     "inspect",
@@ -16,5 +17,6 @@ MODULES = (
     "data",
     "features",
     "backbones",
+    "receipts",
 )
 """Modules that define commands, in the order of ``evergrow --help``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +23,12 @@ from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     from evergrow.data import Source
+    from evergrow.data.items import Samples
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
-    from evergrow.learner.snapshot import Change
+    from evergrow.learner.learner import Learner
+    from evergrow.learner.snapshot import Change, Erased
+    from evergrow.tools.receipts import Receipt
 
 Number = Annotated[int, typer.Option("--number", "-n", min=1)]
 
@@ -272,13 +275,17 @@ def unlearn_command(
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
     run: options.BackboneOptions = options.DEFAULT_BACKBONE,
     wait: options.Wait = False,
+    for_good: bool = False,
+    receipt: Path | None = None,
+    key: Path | None = None,
+    removed: Path | None = None,
 ) -> Answer:
     """Remove samples from a model, as if it had never seen them.
 
     DATA holds the samples with the labels that they were learned with. If DATA has
     train and test splits, only train is unlearned. If the model notices that a sample
     was never learned, nothing is unlearned. A class without remaining samples is
-    removed.
+    removed. [bold]rollback[/bold] brings the samples back, unless --for-good is given.
 
     For example:
 
@@ -286,27 +293,154 @@ def unlearn_command(
 
       evergrow unlearn intents.evg withdrawn.csv --json
 
+      evergrow unlearn birds.evg withdrawn/ --for-good
+
+      evergrow unlearn birds.evg withdrawn/ --receipt r.json --key key.pem
+
     Exit codes: 0 unlearned; 2 some samples were never learned or cannot be read, and
-    nothing changed; 3 another process is changing the model; 130 interrupted and
-    nothing changed.
+    nothing changed; 3 another process is changing the model or the cache; 130
+    interrupted and nothing changed.
+
+    Parameters
+    ----------
+    for_good
+        Also remove all earlier revisions of the model, and the features of the samples
+        from the cache. rollback is then impossible.
+    receipt : FILE
+        Write a signed receipt to this file. Needs --key. evergrow receipt verify checks
+        it.
+    key : FILE
+        Private key that signs the receipt. evergrow receipt key makes one.
+    removed : FILE
+        Also write the statistics of the removed samples, for a check of the receipt.
+        They reveal the samples: delete the file after the check.
     """
     from evergrow.data.inputs import read_labelled
 
+    paper = _ReceiptFiles(receipt, key, removed)
+    paper.prepare()
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         samples = read_labelled(
             data, "train", learner.state_.kind, columns.data_options()
         )
-        learner.unlearn(samples)
-    removed = model_files.classes_note(change.record.classes, "whole")
-    lines = [f"unlearned {plural(change.record.samples, 'sample')}{removed}"]
+        paper.measure(learner, samples)
+        learner.unlearn(samples, for_good=for_good)
+        paper.sign(learner)
+    paper.write()
+    classes = model_files.classes_note(change.record.classes, "whole")
+    lines = [f"unlearned {plural(change.record.samples, 'sample')}{classes}"]
     if change.record.influenced_scores:
         scores = plural(change.record.influenced_scores, "calibration score")
         lines.append(
             f"up to {scores} of other samples were measured with these samples learned "
             "and stay unchanged"
         )
-    return change.answer(lines)
+    erased = change.record.erased
+    values: dict[str, Any] = {}
+    if erased is not None:
+        lines += _erased_lines(erased, is_adapted=learner.state_.adaptation is not None)
+        values["erased"] = vars(erased)
+    if paper.signed is not None:
+        lines.append(f"{receipt}: receipt signed by key {paper.signed.public_key}")
+        values["receipt"] = str(receipt)
+        values["public_key"] = paper.signed.public_key
+    return change.answer(lines, **values)
+
+
+class _ReceiptFiles:
+    """The files of ``unlearn --receipt``, and what becomes their content.
+
+    Without a receipt, all methods do nothing.
+
+    Parameters
+    ----------
+    receipt, key, removed : Path or None
+        The options of the command.
+
+    Raises
+    ------
+    ParameterError
+        If options are missing.
+    """
+
+    def __init__(
+        self, receipt: Path | None, key: Path | None, removed: Path | None
+    ) -> None:
+        if receipt is None and (key is not None or removed is not None):
+            raise ParameterError("--key and --removed need --receipt FILE.")
+        if receipt is not None and key is None:
+            raise ParameterError(
+                "--receipt needs --key FILE; 'evergrow receipt key FILE' makes a key."
+            )
+        self.receipt = receipt
+        self.key_file = key
+        self.removed_file = removed
+        self.signed: Receipt | None = None
+
+    def prepare(self) -> None:
+        """Read the key and check the files, before any work is done."""
+        if self.receipt is None:
+            return
+        from evergrow.tools.receipts import read_key
+
+        assert self.key_file is not None
+        self._key = read_key(self.key_file)
+        model_files.check_target("--receipt", self.receipt, force=False)
+        if self.removed_file is not None:
+            model_files.check_target("--removed", self.removed_file, force=False)
+
+    def measure(self, learner: Learner, samples: Samples) -> None:
+        """Compute the statistics before the samples are unlearned."""
+        if self.receipt is None:
+            return
+        from evergrow.tools.receipts import model_statistics, removed_statistics
+
+        self._before = model_statistics(learner)
+        self._removed = removed_statistics(learner, samples)
+
+    def sign(self, learner: Learner) -> None:
+        """Sign the receipt, after the samples were unlearned."""
+        if self.receipt is None:
+            return
+        from evergrow.tools.receipts import model_statistics, sign_receipt
+
+        assert self._before is not None
+        self.signed = sign_receipt(
+            self._before,
+            model_statistics(learner),
+            self._removed,
+            self._key,
+            for_good=learner.state_.history[-1].for_good,
+        )
+
+    def write(self) -> None:
+        """Write the files, after the model was written."""
+        if self.receipt is None or self.signed is None:
+            return
+        from evergrow.tools.receipts import write_receipt, write_statistics
+
+        write_receipt(self.receipt, self.signed)
+        if self.removed_file is not None:
+            write_statistics(self.removed_file, self._removed)
+
+
+def _erased_lines(erased: Erased, *, is_adapted: bool) -> list[str]:
+    """Return what ``unlearn --for-good`` removed, what it left, and what it ignores."""
+    files = plural(erased.cache_files, "file")
+    lines = [f"removed for good: all earlier revisions, {files} of cached features"]
+    if erased.unsearched_entries:
+        entries = plural(erased.unsearched_entries, "cache entry", "cache entries")
+        lines.append(
+            f"not searched: {entries} of other networks; 'evergrow cache clear' "
+            "removes all"
+        )
+    kept = "the layer, if these samples were in the first fit"
+    if is_adapted:
+        kept += ", and the network that the first fit adapted"
+    lines.append(f"kept: {kept}; only a new fit without them changes it")
+    lines.append("not known here: the samples' files, copies, exports and backups")
+    return lines
 
 
 @command("rollback", panel="Edit")

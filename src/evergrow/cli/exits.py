@@ -25,7 +25,8 @@ from evergrow.core.errors import (
 from evergrow.core.escaping import one_line
 
 _PARAMETER = re.compile(
-    r"(?<![\w'./=-])(?<!--set )(?P<name>[a-z]\w*)(?:='(?P<value>[^']*)'|(?![\w=]))"
+    r"(?<![\w'./=-])(?<!--set )(?P<name>[a-z]\w*)"
+    r"(?:=(?P<value>'[^']*'|True|False)|(?![\w=]))"
 )
 """A word in a message that can be a parameter, with or without a value."""
 
@@ -168,6 +169,8 @@ def with_flags(message: str, command: str, *, leading: bool = False) -> str:
     >>> _ = build_app()
     >>> with_flags("on_error='skip' leaves such images out", "fit")
     '--on-error skip leaves such images out'
+    >>> with_flags("do without by cache=False", "fit")
+    'do without by --set cache=false'
     >>> with_flags("name another by text_column", "fit")
     'name another by --set text_column'
     >>> with_flags("n_units must be an integer >= 0, got -1", "fit", leading=True)
@@ -187,10 +190,13 @@ def with_flags(message: str, command: str, *, leading: bool = False) -> str:
         if name not in flags or not is_meant:
             return found[0]
         flag = flags[name]
-        if found["value"] is not None:
-            joint = "=" if flag.startswith("--set ") else " "
-            return f"{flag}{joint}{found['value']}"
-        return flag
+        value = found["value"]
+        if value is None:
+            return flag
+        plain = value.lower() if value in ("True", "False") else value[1:-1]
+        if flag.startswith("--set "):
+            return f"{flag}={plain}"
+        return flag if plain == "true" else f"{flag} {plain}"
 
     return _PARAMETER.sub(as_flag, message)
 

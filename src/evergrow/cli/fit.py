@@ -60,7 +60,7 @@ def fit_command(
 
       evergrow fit features.npz -m model.evg --units 1000 --seed 7
 
-      evergrow fit birds/ -m birds.evg --adapt ssf --set epochs=10
+      evergrow fit birds/ -m birds.evg --adapt auto
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
@@ -84,10 +84,11 @@ def fit_command(
     method
         Name of the classifier; evergrow lab methods lists all.
     adapt
-        First adapt the backbone to the images, by training a tuner: ssf, adapter, lora,
-        vpt-deep or vpt-shallow.
+        First adapt the backbone to the images. auto measures whether this helps, full
+        fine-tunes all weights, and ssf, adapter, lora, vpt-deep or vpt-shallow train a
+        tuner.
     epochs
-        Epochs of --adapt (20).
+        Epochs of --adapt: 40 for auto and full, 20 for tuners.
     preset
         Preprocessing of images: that of the backbone (timm), or that of published
         results (pilot, pilot-cifar).
@@ -157,7 +158,7 @@ def fit_command(
             "code": model_files.skipped_code(len(samples) - change.record.samples),
         }
     change.seconds = time.perf_counter() - started
-    return _answer(change, more)
+    return _answer(change, more, is_automatic=backbone == "auto")
 
 
 def _fit_sharded(
@@ -182,13 +183,13 @@ def _fit_sharded(
     return {"engine": report.to_values(), "cautions": report.summary()}
 
 
-def _adaptation(tuner: str | None, epochs: int | None) -> Any:
-    """Return the settings of ``--adapt`` (an AdaptConfig), or None without it."""
-    if tuner is None:
+def _adaptation(name: str | None, epochs: int | None) -> Any:
+    """Return the settings of ``--adapt``, or None without it."""
+    if name is None:
         return None
     from evergrow.adapt.fsa import adaptation_config
 
-    config = adaptation_config(tuner)
+    config = adaptation_config(name)
     if config is not None and epochs is not None:
         return config.changed(epochs=epochs)
     return config
@@ -220,8 +221,20 @@ def _download_hint(spec: BackboneSpec) -> list[str]:
     ]
 
 
-def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
-    """Return the answer of ``fit``. `more` are further arguments of its answer."""
+def _answer(
+    change: model_files.ModelChange, more: dict[str, Any], *, is_automatic: bool
+) -> Answer:
+    """Return the answer of ``fit``.
+
+    Parameters
+    ----------
+    change : ModelChange
+        The written model.
+    more : dict
+        Further arguments of the answer.
+    is_automatic : bool
+        Whether the backbone was chosen automatically.
+    """
     state = change.learner.state_
     info = state.describe()
     spec = info["backbone"] or {}
@@ -230,7 +243,7 @@ def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     if spec:
         reason = ", the strongest whose weights are here" if spec.get("reason") else ""
         lines.append(f"backbone: {spec['name']}{reason}")
-    if state.spec is not None and spec.get("reason"):
+    if state.spec is not None and is_automatic:
         lines += _download_hint(state.spec)
     recipe = model_files.recipe_note(spec)
     if recipe:

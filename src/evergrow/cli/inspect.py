@@ -238,6 +238,8 @@ def _change_details(change: Change) -> str:
     elif change.classes:
         sign = "-" if change.what in ("forget", "unlearn") else "+"
         details.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
+    if change.for_good:
+        details.append("for good")
     tested = change.tested
     if tested is not None and tested.after is not None:
         before = ""

@@ -325,14 +325,69 @@ def adapted_note(adaptation: dict[str, Any]) -> str:
     """
     tuner = adaptation["tuner"]
     backbone = adaptation["backbone"]["name"]
+    choice = choice_note(adaptation.get("choice"))
+    if tuner == "frozen":
+        return f"no: {choice}"
     note = f"{tuner}, {adaptation['n_parameters']:,} parameters on {backbone}"
+    if tuner == "full":
+        note = _fine_tuned_note(adaptation)
     training = adaptation["training"]
-    if not training:
-        return note
-    epochs = plural(training["epochs"], "epoch")
+    if training:
+        epochs = plural(training["epochs"], "epoch")
+        note = (
+            f"{note}, trained for {epochs} in {training['seconds']:.1f} s, "
+            f"loss {training['first_loss']:.3g} to {training['last_loss']:.3g}"
+        )
+    return f"{note}; {choice}" if choice else note
+
+
+def _fine_tuned_note(adaptation: dict[str, Any]) -> str:
+    """Describe changed weights: their number, size, learning rate and fraction."""
+    settings = adaptation["settings"]
+    note = (
+        f"{adaptation['n_parameters']:,} weights of {adaptation['backbone']['name']} "
+        f"({adaptation['megabytes']:.1f} MB)"
+    )
+    if settings:
+        kept = percent(settings["fraction"])
+        note = f"{note}, learning rate {settings['lr']:g}, {kept} of the change"
+    return note
+
+
+def choice_note(choice: dict[str, Any] | None) -> str:
+    """Describe what ``--adapt auto`` chose, and by how much.
+
+    Parameters
+    ----------
+    choice : dict or None
+        The fields of :class:`evergrow.adapt.adapted.AdaptChoice`.
+
+    Examples
+    --------
+    >>> from evergrow.cli.model_files import choice_note
+    >>> frozen = {"accuracy": 0.7, "gain": 0.0, "error": 0.0}
+    >>> better = {"accuracy": 0.75, "gain": 0.04, "error": 0.01}
+    >>> choice_note({"trials": [frozen, better], "chosen": 1, "held_out": 90})
+    'accuracy on 90 held-out images 75.0 % instead of 70.0 %'
+    >>> choice_note({"trials": [frozen, better], "chosen": 0, "held_out": 90})
+    'on 90 held-out images, the true class gets a probability of 4.0 points more at
+    most (standard error 1.0)'
+    """
+    if choice is None:
+        return ""
+    trials = choice["trials"]
+    if not trials:
+        return str(choice["reason"])
+    rows = f"on {choice['held_out']:,} held-out images"
+    if choice["chosen"]:
+        accuracy = percent(trials[choice["chosen"]]["accuracy"])
+        frozen = percent(trials[0]["accuracy"])
+        return f"accuracy {rows} {accuracy} instead of {frozen}"
+    best = max(trials[1:], key=lambda trial: float(trial["gain"]))
+    more = "more" if best["gain"] >= 0 else "less"
     return (
-        f"{note}, trained for {epochs} in {training['seconds']:.1f} s, "
-        f"loss {training['first_loss']:.3g} to {training['last_loss']:.3g}"
+        f"{rows}, the true class gets a probability of {abs(100 * best['gain']):.1f} "
+        f"points {more} at most (standard error {100 * best['error']:.1f})"
     )
 
 

@@ -37,6 +37,9 @@ _NEEDS = "0.3"
 _KEY = "evergrow"
 """Key of evergrow's description in the metadata of a safetensors file."""
 
+_DIGEST_BYTES = 16
+"""Bytes of the checksum of a file."""
+
 _SEPARATOR = "/"
 """Stands between the names of a part and of its tensor in the file."""
 
@@ -164,12 +167,22 @@ def write_archive(
     return digest
 
 
-def archive_digest(archive: Archive) -> str:
-    """Return the checksum that the file of an archive would have."""
-    return _prepared(archive)[2]
+def archive_digest(archive: Archive, *, size: int = _DIGEST_BYTES) -> str:
+    """Return the checksum that the file of an archive would have.
+
+    Parameters
+    ----------
+    archive : Archive
+        The archive.
+    size : int
+        Bytes of the checksum. By default as many as files have.
+    """
+    return _prepared(archive, size)[2]
 
 
-def _prepared(archive: Archive) -> tuple[str, dict[str, NDArray[Any]], str]:
+def _prepared(
+    archive: Archive, size: int = _DIGEST_BYTES
+) -> tuple[str, dict[str, NDArray[Any]], str]:
     """Return the description, the tensors and the checksum of an archive.
 
     Raises
@@ -192,7 +205,7 @@ def _prepared(archive: Archive) -> tuple[str, dict[str, NDArray[Any]], str]:
         raise FileFormatError(
             f"a file can describe at most {_MAX_CONTAINERS:,} lists and objects"
         )
-    return text, tensors, _digest(_NEEDS + text, tensors)
+    return text, tensors, _digest(_NEEDS + text, tensors, size)
 
 
 def as_array(tensor: Any) -> NDArray[Any]:
@@ -313,9 +326,11 @@ def _described(archive: Archive) -> dict[str, Any]:
     }
 
 
-def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+def _digest(
+    text: str, tensors: Mapping[str, NDArray[Any]], size: int = _DIGEST_BYTES
+) -> str:
     """Return a checksum of a text and of names, types, shapes and values of tensors."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size)
     for name in sorted(tensors):
         digest.update(
             f"{name}:torch.{tensors[name].dtype}:{tensors[name].shape}".encode()

@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Progress bars and notes about the duration of work."""
 
 from __future__ import annotations
 
@@ -47,3 +47,28 @@ def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
         yield lambda completed, note="": progress.update(
             task, completed=completed, note=note
         )
+
+
+def note(text: str, *, enabled: bool) -> None:
+    """Print one line on standard error, if progress is shown."""
+    if not enabled:
+        return
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False)
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in words, rounded.
+
+    Examples
+    --------
+    >>> from evergrow.core.progress import duration_text
+    >>> duration_text(0.3), duration_text(47), duration_text(700), duration_text(9000)
+    ('about 1 s', 'about 47 s', 'about 12 minutes', 'about 2.5 hours')
+    """
+    if seconds < 100:
+        return f"about {max(round(seconds), 1)} s"
+    if seconds < 100 * 60:
+        return f"about {round(seconds / 60)} minutes"
+    return f"about {seconds / 3600:.1f} hours"

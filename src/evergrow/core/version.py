@@ -1,3 +1,3 @@
 """The version, in one place that imports nothing."""
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.4.0"

@@ -26,6 +26,8 @@ from evergrow.data.storage import Tree
 _SYSTEM_FOLDERS = frozenset(
     {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
 )
+_ARCHIVES_INSIDE = ("archives inside", "unpack them first")
+"""What is left out, and the remedy."""
 _OUTSIDE = "images outside class folders"
 """Reason for which images are left out."""
 
@@ -145,7 +147,7 @@ class Walk:
         """Count a file as left out, by its image format or its suffix."""
         unread = unread_format(name)
         if name.lower().endswith(ARCHIVE_SUFFIXES):
-            unread = ("archives inside", "unpack them first")
+            unread = _ARCHIVES_INSIDE
         if unread:
             self.unread[unread] += 1
             return
@@ -370,7 +372,8 @@ def _class_folders(walk: Walk, part: str) -> list[str]:
     names = walk.subfolders(part)
     if names:
         return [posixpath.join(part, name) for name in names]
-    loose = walk.ignored[_OUTSIDE] + sum(walk.unread.values())
+    loose = walk.ignored[_OUTSIDE] + walk.unread.total()
+    loose -= walk.unread[_ARCHIVES_INSIDE]
     hint = ""
     if loose:
         hint = f" but {loose} images: move them to folders named after their classes"

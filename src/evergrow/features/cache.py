@@ -20,10 +20,14 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json, read_header
 from evergrow.core.errors import (
@@ -51,6 +55,12 @@ _META = "meta.json"
 _FORMAT = 3  # part of every key, so that entries of other formats are not found
 _KEY = re.compile(r"[0-9a-f]{32}")
 _MAX_BYTES = 2**31  # larger files are not read
+
+SAME_FEATURES = 1e-3
+"""Largest distance of two feature vectors of the same sample, relative to their norm.
+
+Half precision and other batches change features by less.
+"""
 
 
 def default_root() -> Path:
@@ -270,6 +280,44 @@ class CacheEntry:
         """Remove the folder with all chunks."""
         shutil.rmtree(self.folder)
 
+    def remove_similar(
+        self, blocks: Mapping[str, NDArray[np.floating]]
+    ) -> tuple[int, bool]:
+        """Remove all chunks that hold one of the given rows, and damaged chunks.
+
+        Parameters
+        ----------
+        blocks : mapping of str to ndarray of shape (n, d)
+            Features of the rows by the name of the block.
+
+        Returns
+        -------
+        n_removed : int
+            Number of removed chunks.
+        is_searched : bool
+            Whether every chunk had one of the blocks.
+        """
+        n_removed = 0
+        is_searched = True
+        for path in sorted(self.folder.glob("[0-9]*.safetensors")):
+            try:
+                _check_file(path)
+                stored = read_record(Chunk, path).blocks
+            except NewerSchemaError:
+                is_searched = False
+                continue
+            except FileFormatError:
+                path.unlink()
+                n_removed += 1
+                continue
+            common = stored.keys() & blocks.keys()
+            if not common:
+                is_searched = False
+            if any(_have_common_row(stored[name], blocks[name]) for name in common):
+                path.unlink()
+                n_removed += 1
+        return n_removed, is_searched
+
     def _path(self, rows: range) -> Path:
         return self.folder / f"{rows.start:09d}.safetensors"
 
@@ -318,6 +366,20 @@ def _check_chunk(chunk: Chunk, rows: range, recipe: FeatureRecipe, name: str) ->
             )
 
 
+def _have_common_row(stored: NDArray[Any], rows: NDArray[Any]) -> bool:
+    """Return whether a row of one matrix equals a row of another one.
+
+    Rows are equal if they differ by at most :data:`SAME_FEATURES` of their norm.
+    """
+    if stored.shape[1:] != rows.shape[1:] or not len(stored) or not len(rows):
+        return False
+    first = stored.astype(np.float64)
+    second = rows.astype(np.float64)
+    squares = np.square(second).sum(axis=1)
+    gaps = np.square(first).sum(axis=1)[:, None] + squares - 2 * (first @ second.T)
+    return bool((gaps <= SAME_FEATURES**2 * squares).any())
+
+
 def _check_file(path: Path) -> None:
     """Raise :class:`FileFormatError` for links, pipes, folders and huge files."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
@@ -329,7 +391,7 @@ def _check_file(path: Path) -> None:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Description of an entry. ``meta.json`` holds the first four fields.
+    """Description of an entry. ``meta.json`` holds the first five fields.
 
     Parameters
     ----------
@@ -341,6 +403,8 @@ class CacheInfo:
         Name of the first item, to tell datasets apart. Empty for texts.
     backbone : str
         Name of the backbone.
+    weights_hash : str
+        Hash of its weights. Empty in entries of earlier versions.
     key : str
         Name of the entry.
     bytes : int
@@ -353,6 +417,7 @@ class CacheInfo:
     n_items: int = 0
     first: str = ""
     backbone: str = ""
+    weights_hash: str = ""
     key: str = field(default="", metadata=UNWRITTEN)
     bytes: int = field(default=0, metadata=UNWRITTEN)
     age_seconds: float = field(default=0.0, metadata=UNWRITTEN)
@@ -365,7 +430,7 @@ class CacheInfo:
         if Path(place).is_absolute():
             backbone = f"{prefix}{colon}{Path(place).name}"
         first = items.name(0) if items.kind == "image" else ""
-        return cls(items.kind, len(items), first, backbone)
+        return cls(items.kind, len(items), first, backbone, spec.weights_hash)
 
 
 class FeatureCache:
@@ -433,3 +498,53 @@ class FeatureCache:
             return
         with entry.writing(wait=False):
             entry.clear()
+
+    def remove_similar(
+        self,
+        blocks: Mapping[str, NDArray[np.floating]],
+        *,
+        kind: str,
+        weights_hash: str,
+    ) -> tuple[int, int]:
+        """Remove all files with features of some samples.
+
+        Files are searched for rows that equal the given ones up to
+        :data:`SAME_FEATURES`, whatever the names of the items were. A file holds up to
+        1,024 items. Features of its other items are computed again when needed.
+
+        Parameters
+        ----------
+        blocks : mapping of str to ndarray of shape (n, d)
+            Features of the samples by the name of the block.
+        kind : {"image", "text"}
+            Kind of the samples.
+        weights_hash : str
+            Hash of the network that computed the features.
+
+        Returns
+        -------
+        n_files : int
+            Number of removed files.
+        n_unsearched : int
+            Number of entries of this kind that may hold other features of the samples:
+            of another network, or other blocks.
+
+        Raises
+        ------
+        BusyError
+            If another process is writing an entry.
+        """
+        n_files = 0
+        n_unsearched = 0
+        for info in self.list():
+            if info.kind not in (kind, ""):
+                continue
+            entry = self.entry(info.key)
+            with entry.writing(wait=False):
+                n_removed, is_searched = entry.remove_similar(blocks)
+            n_files += n_removed
+            if info.weights_hash != weights_hash:
+                is_searched = False
+            if not is_searched and entry.folder.exists():
+                n_unsearched += 1
+        return n_files, n_unsearched

@@ -314,6 +314,28 @@ def _write_vectors(
     out[:] = join_blocks(vectors, recipe.widths) if join else vectors
 
 
+def encode_blocks(
+    backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig
+) -> dict[str, NDArray[np.float32]]:
+    """Return the features of items by block, as the cache stores them.
+
+    Items that cannot be read are left out. The blocks have one view and one side each.
+
+    Parameters
+    ----------
+    backbone : Backbone or LazyBackbone
+        The backbone.
+    items : Items
+        Images or texts.
+    config : EncodeConfig
+        Settings.
+    """
+    encoding = _Encoding(backbone, items, config)
+    chunks = [chunk.blocks for chunk in encoding.chunks()]
+    names = encoding.components.blocks
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
+
+
 def encode_batch(
     backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]
 ) -> NDArray[np.float32]:

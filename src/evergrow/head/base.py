@@ -203,6 +203,17 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _settle(self) -> None:
         """Solve now what predictions need. Called by :meth:`settle` if fitted."""
 
+    def drop_unused_directions(self) -> Self:
+        """Remove directions that only unlearned rows occupied, in place.
+
+        Heads that store no directions of rows need no method of their own.
+
+        Returns
+        -------
+        self
+        """
+        return self
+
     # -- optional methods --------------------------------------------------------------
 
     spawn: Any = Unsupported("spawn an empty classifier with the same layer")

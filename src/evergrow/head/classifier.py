@@ -917,6 +917,25 @@ class Classifier(IncrementalClassifier):
         self._state = self._state.changed(solved, self._state.pseudo_labels)
         return self
 
+    @_with_threads_for_rows
+    def drop_unused_directions(self) -> Self:
+        """Remove directions that only unlearned rows occupied, in place.
+
+        The compact form of the statistics keeps the directions of unlearned rows. All
+        settings are chosen again for the remaining samples.
+
+        Returns
+        -------
+        self
+        """
+        state = self._state
+        model = state.model
+        sums = model.state.without_unused_directions()
+        model = dataclasses.replace(model, state=sums)
+        solved = state.solved.for_model(model, SolvedChoice())
+        self._state = state.changed(solved, state.pseudo_labels)
+        return self
+
     def forget_classes(self, labels: Iterable[Any]) -> Self:
         """Remove whole classes. They are never predicted again.
 

@@ -246,8 +246,8 @@ class PseudoLabels:
         if not base._rows() <= self._rows() & other._rows():
             raise MergeError(
                 "labels came for rows that had a pseudo-label before the learners "
-                "parted, so their pseudo-labels cannot be separated: call "
-                "forget_unlabelled() on both and on the base, merge, and learn them "
+                "parted, so their pseudo-labels cannot be separated: forget the "
+                "unlabelled samples of both and of the base, merge, and learn them "
                 "again"
             )
         is_new = ~torch.isin(other.marks, base.marks.to(other.marks.device))

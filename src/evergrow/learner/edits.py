@@ -31,6 +31,7 @@ from evergrow.learner.calibration import Calibration
 from evergrow.learner.learning import LabelledRows, join_rows, require_known
 from evergrow.learner.snapshot import (
     Change,
+    Erased,
     Snapshot,
     add_counts,
     add_labels,
@@ -165,11 +166,22 @@ def forgotten(state: Snapshot, names: Iterable[Any]) -> Snapshot:
 # -- samples ---------------------------------------------------------------------------
 
 
-def unlearned(state: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
+def unlearned(
+    state: Snapshot, blocks: Iterable[LabelledRows], *, for_good: bool = False
+) -> Snapshot:
     """Remove samples, as if they had never been learned.
 
     Their held-out rows are removed from the calibration. Remaining rows that were
     measured while the samples were learned stay as they are; the change says how many.
+
+    Parameters
+    ----------
+    state : Snapshot
+        The current state.
+    blocks : iterable of LabelledRows
+        The samples.
+    for_good : bool, default=False
+        Also remove the directions that only these samples occupied.
 
     Raises
     ------
@@ -197,6 +209,8 @@ def unlearned(state: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
             block.X, block.labels, counts
         )
         influenced = max(influenced, n_influenced)
+    if for_good:
+        head.drop_unused_directions()
     remaining = {name: n for name, n in counts.items() if n}
     removed = sorted(state.counts.keys() - remaining.keys())
     calibration = calibration.without_classes(removed)
@@ -214,6 +228,25 @@ def unlearned(state: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
             "samples to unlearn must have the labels that they were learned with: "
             "removing these leaves statistics that no samples can have"
         ) from error
+
+
+def marked_erased(state: Snapshot, removals: Iterable[Erased]) -> Snapshot:
+    """Mark the latest change as one for good, so that commits keep no earlier revision.
+
+    Parameters
+    ----------
+    state : Snapshot
+        The state after the change.
+    removals : iterable of Erased
+        What was removed from the cache, for each part of the samples.
+    """
+    parts = list(removals)
+    erased = Erased(
+        sum(part.cache_files for part in parts),
+        max((part.unsearched_entries for part in parts), default=0),
+    )
+    last = replace(state.history[-1], erased=erased)
+    return replace(state, history=(*state.history[:-1], last))
 
 
 def _after_removal(
@@ -373,8 +406,8 @@ def with_unlabelled(
     if not report.used:
         raise InputError(
             f"none of the {report.unknown:,} samples without labels looks like a "
-            "class that was learned, so nothing was learned from them: group_unknown() "
-            "sorts them into groups that can be named"
+            "class that was learned, so nothing was learned from them: evergrow group "
+            "(group_unknown in Python) sorts them into groups that can be named"
         )
     note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
     head.settle(cheap_only=True)

@@ -26,12 +26,15 @@ from evergrow.features.backbone import (
     LazyBackbone,
     check_recipe,
 )
+from evergrow.learner.adaptation_file import is_adaptation_file, read_adaptation_file
+from evergrow.learner.snapshot import Erased
 
 if TYPE_CHECKING:
     import torch
 
-    from evergrow.adapt.fsa import Adaptation
-    from evergrow.adapt.settings import FsaConfig
+    from evergrow.adapt.adapted import Adaptation
+    from evergrow.adapt.choice import NewHead
+    from evergrow.adapt.settings import FineTuneConfig, FsaConfig
     from evergrow.features import EncodeConfig, Features, ImageBackbone
     from evergrow.features.encoding import OnError
     from evergrow.learner.learner import Learner
@@ -134,6 +137,9 @@ class Encoder:
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
+        if is_adaptation_file(self.weights):
+            encoder._set_backbone(self._stored_adapted(is_auto), samples.items)
+            return encoder
         if not is_auto:
             encoder._create_backbone(self.requested, self.weights, samples.items)
             return encoder
@@ -152,15 +158,49 @@ class Encoder:
     def _create_backbone(
         self, requested: Any, weights: Any, items: Items | None
     ) -> None:
-        """Create the backbone; the size of the images decides their views."""
+        """Create the backbone and choose its recipe."""
         from evergrow.features.catalog import create_backbone
-        from evergrow.features.images import median_side
 
         backbone = requested
         if not isinstance(requested, Backbone):
             backbone = create_backbone(
                 requested, weights, self.preset, device=self.device
             )
+        self._set_backbone(backbone, items)
+
+    def _stored_adapted(self, is_auto: bool) -> Backbone:
+        """Return the adapted backbone that the file `weights` describes.
+
+        Raises
+        ------
+        WeightsError
+            If another backbone was requested.
+        FileFormatError
+            If the file is damaged.
+        """
+        from evergrow.adapt.adapted import adapted_from
+
+        adaptation = read_adaptation_file(self.weights)
+        name = adaptation.base.name
+        if isinstance(self.requested, str) and not is_auto and self.requested != name:
+            raise WeightsError(
+                f"backbone must be {name}, which {self.weights} was adapted from, got "
+                f"{self.requested!r}"
+            )
+        from evergrow.features.catalog import backbone_from_spec, create_backbone
+
+        if isinstance(self.requested, str):
+            base = backbone_from_spec(adaptation.base, device=self.device)
+        elif isinstance(self.requested, Backbone):
+            base = self.requested
+        else:
+            base = create_backbone(self.requested, device=self.device)
+        return adapted_from(_require_adaptable(base), adaptation)
+
+    def _set_backbone(self, backbone: Backbone, items: Items | None) -> None:
+        """Take a backbone; the size of the images decides the views of its recipe."""
+        from evergrow.features.images import median_side
+
         if self.recipe != "auto" or backbone.spec.is_plain:
             recipe = self.default_recipe if self.recipe == "auto" else self.recipe
             side = None
@@ -169,15 +209,20 @@ class Encoder:
             backbone = backbone.with_recipe(recipe, side)
         self._backbone = backbone
         self.spec = backbone.spec
-        if "tuner" in backbone.spec.options:  # the backbone was adapted before
-            from evergrow.adapt.fsa import adaptation_of
+        if hasattr(backbone, "adaptation"):  # the backbone was adapted before
+            from evergrow.adapt.adapted import adaptation_of
 
             self.adaptation = adaptation_of(backbone)
 
     def adapted(
-        self, samples: Samples, config: FsaConfig, *, seed: int
+        self,
+        samples: Samples,
+        config: FsaConfig | FineTuneConfig,
+        *,
+        seed: int,
+        new_head: NewHead,
     ) -> tuple[Encoder, Samples]:
-        """Train a tuner of the backbone; return the encoder and the readable images.
+        """Adapt the backbone; return the encoder and the readable images.
 
         Parameters
         ----------
@@ -187,6 +232,8 @@ class Encoder:
             Settings of the training.
         seed : int
             Seed of the training.
+        new_head : callable
+            Maps the widths of feature blocks to an untrained head of the learner.
 
         Raises
         ------
@@ -211,6 +258,7 @@ class Encoder:
             config,
             seed=seed,
             progress=self.config.progress,
+            new_head=new_head,
         )
         encoder = replace(
             self, spec=tuned.spec, adaptation=tuned.adaptation, _backbone=tuned
@@ -271,17 +319,47 @@ class Encoder:
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
         assert samples.items is not None
-        config = self.config
-        if config.cache is None and not samples.lasting:
-            config = config.changed(cache=False)  # samples in memory are not cached
+        config = self._config_for(samples)
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
-        backbone: Backbone | LazyBackbone | None = self._backbone
-        if backbone is None:  # it is loaded only if the cache lacks features
-            assert spec is not None
-            device = resolve_device(self.device)
-            backbone = LazyBackbone(spec, self.backbone, device)
-        return encode(backbone, samples.items, config=config)
+        return encode(self._backbone_or_lazy(), samples.items, config=config)
+
+    def _config_for(self, samples: Samples) -> EncodeConfig:
+        """Return the settings, without the cache for samples in memory."""
+        if self.config.cache is None and not samples.lasting:
+            return self.config.changed(cache=False)
+        return self.config
+
+    def _backbone_or_lazy(self) -> Backbone | LazyBackbone:
+        """Return the backbone, or one that is loaded only if the cache lacks features.
+
+        It was chosen before.
+        """
+        if self._backbone is not None:
+            return self._backbone
+        assert self.spec is not None
+        return LazyBackbone(self.spec, self.backbone, resolve_device(self.device))
+
+    def erase_cached(self, samples: Samples) -> Erased:
+        """Remove the features of samples from the cache, unless it is switched off.
+
+        Raises
+        ------
+        BusyError
+            If another process is writing to the cache.
+        """
+        if samples.items is None or self.spec is None or self.config.cache is False:
+            return Erased()
+        from evergrow.features.cache import FeatureCache
+        from evergrow.features.encoding import encode_blocks
+
+        blocks = encode_blocks(
+            self._backbone_or_lazy(), samples.items, self._config_for(samples)
+        )
+        n_files, n_unsearched = FeatureCache(self.config.cache).remove_similar(
+            blocks, kind=self.spec.kind, weights_hash=self.spec.weights_hash
+        )
+        return Erased(n_files, n_unsearched)
 
     def _check_origin(self, samples: Samples) -> None:
         """Raise :class:`InputError` for features of another backbone or recipe."""
@@ -324,7 +402,7 @@ class Encoder:
         adaptation = self.adaptation
         if adaptation is None or self._is_requested(spec):
             return self._load_plain(spec)
-        from evergrow.adapt.fsa import adapted_from
+        from evergrow.adapt.adapted import adapted_from
 
         plain = _require_adaptable(self._load_plain(adaptation.base))
         adapted = adapted_from(plain, adaptation)
@@ -357,18 +435,27 @@ class Encoder:
             name = repr(given)
         else:
             is_module = is_instance_of(given, "torch.nn", "Module")
-            weights = given if is_module else self.weights
+            weights = given if is_module else self._base_weights()
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
             f"backbone must be the one that the model was made with, {spec.name} "
             f"(hash {spec.weights_hash}), got {name}"
         )
 
+    def _base_weights(self) -> Any:
+        """Return where the original weights are; None is the place in the spec."""
+        return None if is_adaptation_file(self.weights) else self.weights
+
 
 def _require_adaptable(backbone: Backbone) -> ImageBackbone:
     """Return an image backbone, or raise :class:`ParameterError`."""
-    from evergrow.features import ImageBackbone
+    from evergrow.features import ImageBackbone, JoinedBackbone
 
+    if isinstance(backbone, JoinedBackbone):
+        raise ParameterError(
+            "backbone must be a single network to be adapted, got "
+            f"{backbone.spec.name}: leave adapt out, or use one of them"
+        )
     if not isinstance(backbone, ImageBackbone):
         raise ParameterError(
             "backbone must be a network for images to be adapted, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from evergrow.learner.evaluation import Evaluation, evaluate_learner
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
 from evergrow.learner.snapshot import (
     Change,
+    Erased,
     HeadRecipe,
     Snapshot,
     StoredHead,
@@ -78,11 +79,13 @@ class Learner(Estimator):
         The head: ``"evergrow"``, ``"scl-mgsm"`` (the method of the paper), or another
         of :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and
         novelty need one of the first two.
-    adapt : str, FsaConfig, dict or None, default=None
+    adapt : str, FineTuneConfig, FsaConfig, dict or None, default=None
         How ``fit`` trains the backbone on its images before freezing it. None does not
-        train it. A name of :func:`evergrow.adapt.tuners.adapting_tuners` uses RanPAC's
-        protocol with 20 epochs. An :class:`~evergrow.adapt.FsaConfig`, or its fields as
-        a dict, sets everything.
+        train it. ``"auto"`` measures on held-out images whether fine-tuning helps, and
+        keeps the network frozen if not. ``"full"`` fine-tunes all weights. A name of
+        :func:`evergrow.adapt.tuners.adapting_tuners` trains a tuner with RanPAC's
+        protocol. A :class:`~evergrow.adapt.FineTuneConfig` or
+        :class:`~evergrow.adapt.FsaConfig`, or its fields as a dict, sets everything.
     features : {"auto", "fast", "rich", "best"}, str or sequence of str, default="auto"
         Which activations of the backbone form the feature vector: its own output
         (``"fast"``), several depths in one pass (``"rich"``), several depths at two
@@ -455,7 +458,12 @@ class Learner(Estimator):
         if encoder.spec is None:  # `begin` has not chosen a backbone
             encoder = encoder.with_backbone_for(first)
         if config is not None:
-            encoder, first = encoder.adapted(first, config, seed=seed)
+            encoder, first = encoder.adapted(
+                first,
+                config,
+                seed=seed,
+                new_head=lambda widths: with_widths(create_head(self, seed), widths),
+            )
         if begun is None:
             empty = empty_state(self, encoder, seed)
         else:
@@ -662,6 +670,7 @@ class Learner(Estimator):
         *,
         sample_weight: Any = None,
         unlabelled: bool = False,
+        for_good: bool = False,
     ) -> Self:
         """Remove samples: the learner then equals one that never saw them.
 
@@ -683,6 +692,11 @@ class Learner(Estimator):
         unlabelled : bool, default=False
             Remove everything that :meth:`learn_unlabelled` learned instead. Predictions
             are then bit for bit those without it. ``data`` must be left out.
+        for_good : bool, default=False
+            Also remove the features of ``data`` from the feature cache, and have
+            :func:`~evergrow.learner.modelfile.commit` drop all earlier revisions, from
+            which the samples could be restored. ``state_.history[-1].erased`` says what
+            was removed from the cache.
 
         Returns
         -------
@@ -697,17 +711,26 @@ class Learner(Estimator):
         UnsupportedError
             If the method cannot unlearn.
         ParameterError
-            If both or none of ``data`` and ``unlabelled`` are given.
+            If both or none of ``data`` and ``unlabelled`` are given, or ``for_good``
+            without ``data``.
         """
         if unlabelled == (data is not None):
             raise ParameterError("unlearn must be given either data or unlabelled=True")
+        if unlabelled and for_good:
+            raise ParameterError("for_good must be given with data")
         if unlabelled:
             self._require_method("forget_unlabelled")
             self._state = edits.without_unlabelled(self._require_fitted())
-        else:
-            self._require_method("unlearn")
-            blocks = self._encode_training_data(data, y, sample_weight)
-            self._state = edits.unlearned(self._require_fitted(), blocks)
+            return self
+        self._require_method("unlearn")
+        encoder = self._require_encoder()
+        chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        removals: list[Erased] = []
+        if for_good:
+            chunks = _erased_from_cache(encoder, chunks, removals)
+        blocks = encode_labelled(encoder, self.state_, chunks, None)
+        state = edits.unlearned(self._require_fitted(), blocks, for_good=for_good)
+        self._state = edits.marked_erased(state, removals) if for_good else state
         return self
 
     def rename_classes(self, names: Mapping[Any, Any]) -> Self:
@@ -1314,6 +1337,18 @@ class Learner(Estimator):
             options = params.get("options", self.options) or {}
             params["options"] = {**options, **single}
         return super().set_params(**params)
+
+
+def _erased_from_cache(
+    encoder: Encoder, chunks: Iterable[Samples], removals: list[Erased]
+) -> Iterator[Samples]:
+    """Yield chunks of samples, and remove their features from the cache afterwards.
+
+    Appends what was removed to `removals`.
+    """
+    for samples in chunks:
+        yield samples  # the caller encodes them, which may write to the cache
+        removals.append(encoder.erase_cached(samples))
 
 
 def empty_copy(learner: Learner) -> Learner:

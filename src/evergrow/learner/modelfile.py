@@ -152,7 +152,7 @@ def commit(
     keep : int
         Number of earlier revisions to keep. With 0 they are removed after the new model
         is on disk and before it replaces the old one, so that they are gone
-        even if the process is killed.
+        even if the process is killed. If samples were unlearned for good, it is 0.
     keep_bytes : int, optional
         Maximum size of the history; shared pieces count once. By default model and
         history together take at most five times the model plus 20 MB.
@@ -194,6 +194,8 @@ def commit(
         if is_loaded_here and n_written == len(state.history):
             return Committed(lineage.number)
 
+        if any(change.for_good for change in state.history[n_written:]):
+            keep = 0
         state = _next_revision(state, n_written, past, current, lineage, remark, who)
         if current is not None:
             past.append_log(current.digest)

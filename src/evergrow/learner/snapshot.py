@@ -100,6 +100,25 @@ class Tested:
 
 
 @dataclass(frozen=True)
+class Erased:
+    """What unlearning for good removed besides the samples in the model.
+
+    Earlier revisions are removed too, when the model is written.
+
+    Parameters
+    ----------
+    cache_files : int
+        Number of removed files of the feature cache.
+    unsearched_entries : int
+        Number of cache entries that may hold features of the samples and could not be
+        searched, because another network computed them.
+    """
+
+    cache_files: int = 0
+    unsearched_entries: int = 0
+
+
+@dataclass(frozen=True)
 class Change:
     """One change of a model.
 
@@ -132,6 +151,9 @@ class Change:
         For ``"unlearn"`` and ``"relabel"``: the largest possible number of held-out
         scores of other samples that were measured while the removed samples were
         learned. They stay in the calibration unchanged.
+    erased : Erased or None
+        For ``"unlearn"``, set if the samples were removed for good: no earlier revision
+        is kept when the model is written.
     extra : dict
         Fields written by a later evergrow, kept unchanged.
 
@@ -154,7 +176,13 @@ class Change:
     who: str = ""
     tested: Tested | None = None
     influenced_scores: int = 0
+    erased: Erased | None = None
     extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
+
+    @property
+    def for_good(self) -> bool:
+        """Whether samples were removed for good."""
+        return self.erased is not None
 
     @classmethod
     def now(
@@ -482,7 +510,7 @@ class Snapshot:
     seed : int
         Seed of the head and of the adaptation.
     adaptation : Archive or None
-        The :class:`~evergrow.adapt.fsa.Adaptation` of the backbone, if it was adapted.
+        The :class:`~evergrow.adapt.adapted.Adaptation` of the backbone, if any.
     label_kind : {"name", "integer", "boolean"}
         Type of the labels. The head knows them by name.
     widths : tuple of int
@@ -782,7 +810,7 @@ def with_head(
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
     """Return the adaptation of a backbone, read from its archive."""
-    from evergrow.adapt.fsa import Adaptation  # slow to import
+    from evergrow.adapt.adapted import Adaptation  # slow to import
 
     return from_archive(Adaptation, archive, name=name)
 

@@ -587,6 +587,7 @@ class Client:
         images: Sequence[Image] | None = None,
         texts: Sequence[str] | None = None,
         rows: ArrayLike | None = None,
+        for_good: bool = False,
         note: str = "",
         key: str | None = None,
     ) -> ChangeResult:
@@ -598,13 +599,17 @@ class Client:
         ----------
         name, labels, images, texts, rows, note, key
             As for :meth:`teach`.
+        for_good : bool, default=False
+            Also remove all earlier revisions of the model, and copies of these images
+            that are stored on the server.
 
         Raises
         ------
         RejectedError
             If the model never learned these samples.
         """
-        sent = _samples(images, texts, rows, {**_labels(labels), "note": note})
+        fields = {**_labels(labels), "note": note, "for_good": for_good}
+        sent = _samples(images, texts, rows, fields)
         return self._change(name, "unlearn", key, **sent)
 
     # -- changes without samples -------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, get_args
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -43,6 +43,7 @@ from evergrow.serve.schemas import (
     KeptForm,
     KeptImage,
     KeptRecord,
+    KeptSet,
 )
 from evergrow.serve.service import check_writable
 
@@ -227,6 +228,21 @@ class KeptImages:
             elif change.what == "forget" and label in change.classes:
                 return label, True
         return label, False
+
+    def remove_copies(self, files: Iterable[bytes]) -> None:
+        """Remove the images with these pixels for good, in both sets.
+
+        Parameters
+        ----------
+        files : iterable of bytes
+            Image files without metadata, as they would be stored.
+        """
+        if not self.on:
+            return
+        for file in files:
+            for image_set in get_args(KeptSet):
+                path = self.folder / _image_id(file, image_set)
+                path.unlink(missing_ok=True)
 
     def remove_classes(self, names: Iterable[str] = ()) -> None:
         """Remove the images of forgotten classes for good.

@@ -58,6 +58,7 @@ _MAX_LISTED_CLASSES = 100_000
 PREDICT_BODY = SampleBody(schemas.PredictRequest)
 EVALUATE_BODY = SampleBody(schemas.EvaluateRequest)
 TEACH_BODY = SampleBody(schemas.TeachRequest)
+UNLEARN_BODY = SampleBody(schemas.UnlearnRequest)
 UNLABELLED_BODY = SampleBody(schemas.LearnUnlabelledRequest)
 SUGGEST_BODY = SampleBody(schemas.SuggestRequest)
 GROUP_BODY = SampleBody(schemas.GroupRequest)
@@ -466,10 +467,30 @@ async def teach(change: ChangeDep, body: TeachBody) -> schemas.ChangeAnswer:
     return await change.learn("teach", body, Learner.partial_fit)
 
 
-@changes.post("/unlearn", openapi_extra=TEACH_BODY.describe())
-async def unlearn(change: ChangeDep, body: TeachBody) -> schemas.ChangeAnswer:
-    """Unlearn samples exactly. Send the same bytes and labels as in ``teach``."""
-    return await change.learn("unlearn", body, Learner.unlearn)
+@changes.post("/unlearn", openapi_extra=UNLEARN_BODY.describe())
+async def unlearn(
+    change: ChangeDep, body: Annotated[RequestSamples, Depends(UNLEARN_BODY)]
+) -> schemas.ChangeAnswer:
+    """Unlearn samples exactly. Send the same bytes and labels as in ``teach``.
+
+    With ``for_good``, the history and the images stored on the server lose them too.
+    """
+    for_good = body.fields.for_good
+    answer = await change.learn(
+        "unlearn", body, partial(Learner.unlearn, for_good=for_good)
+    )
+    if for_good and body.images:
+        await _remove_kept_copies(change, body.images)
+    return answer
+
+
+async def _remove_kept_copies(
+    change: RequestedChange, images: list[tuple[str, bytes]]
+) -> None:
+    """Remove stored images with the same pixels."""
+    encode = change.model.service.without_metadata
+    files = [await encode(name, data) for name, data in images]
+    await asyncio.to_thread(KeptImages(change.model).remove_copies, files)
 
 
 @changes.post("/learn-unlabelled", openapi_extra=UNLABELLED_BODY.describe())

@@ -337,7 +337,17 @@ class NoteRequest(RequestModel):
 
 
 class TeachRequest(NoteRequest, Labels):
-    """Labels of samples to learn or unlearn."""
+    """Labels of samples to learn."""
+
+
+class UnlearnRequest(TeachRequest):
+    """Labels of samples to unlearn, and whether for good."""
+
+    for_good: bool = Field(
+        False,
+        description="Also remove all earlier revisions of the model, and copies of "
+        "these images that are stored on the server.",
+    )
 
 
 class LearnUnlabelledRequest(NoteRequest):
@@ -451,6 +461,11 @@ class ChangeRecord(BaseModel):
         description="For unlearn and relabel: maximum number of calibration scores of "
         "other samples that were computed while the removed samples were learned. 0 "
         "means that no influence is left.",
+    )
+    for_good: bool = Field(
+        False,
+        description="Whether samples were removed for good: no earlier revision is "
+        "kept.",
     )
 
 

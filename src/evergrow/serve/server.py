@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 import ssl
@@ -92,6 +93,9 @@ def run_server(
     announce(address, qr_code)
     with listener:
         Server(app, tls_listeners).run(sockets=[listener])
+    # The warm-up froze all objects. Libraries such as triton report frozen objects as
+    # leaks at exit, because nothing collects them.
+    gc.unfreeze()
 
 
 def _bind(host: str, port: int) -> socket.socket:

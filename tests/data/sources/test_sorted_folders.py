@@ -43,7 +43,9 @@ def test_classes_have_their_names_and_doubtful_images_are_left_out(tree: Tree) -
     assert packed.train.labels.tolist() == data.train.labels.tolist()
 
 
-@pytest.mark.parametrize("table", ["", "file;answer;place\n", "answer,place,note\n1"])
+@pytest.mark.parametrize(
+    "table", ["answer;place;note\n1;2;3\n", "answer,place,note\n1"]
+)
 def test_with_a_damaged_table_the_usual_folders_are_left_out(
     tree: Tree, table: str
 ) -> None:
@@ -56,6 +58,12 @@ def test_with_a_damaged_table_the_usual_folders_are_left_out(
 
 def test_without_a_class_the_message_says_what_to_do(tree: Tree) -> None:
     root = tree({"unknown": 2})
-    (root / "sorted.csv").write_text("")
+    (root / "sorted.csv").write_text("answer,place,note\n")
     with pytest.raises(InputError, match="Move images out of 'unknown' into folders"):
         read_parts(root)
+
+
+def test_another_table_of_this_name_does_not_make_a_sorted_folder(tree: Tree) -> None:
+    root = tree({"cat": 2, "unsure": 2})
+    (root / "sorted.csv").write_text("name,price\na,1\n")
+    assert read_parts(root).layout == "class-folders"

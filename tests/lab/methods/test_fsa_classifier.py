@@ -125,3 +125,20 @@ def test_classifier_rejects_invalid_input() -> None:
         FsaClassifier("simplecil", tiny_vit()).fit(Texts(("a", "b")), [0, 1])
     with pytest.raises(LabelError, match="one label per row"):
         FsaClassifier("simplecil", tiny_vit()).fit(items, y[:-1])
+
+
+def test_every_head_can_use_fine_tuned_weights() -> None:
+    items, y = stripes(4, 6)
+    old = y < 2
+    model = FsaClassifier("simplecil", tiny_vit(), fsa="tuned", epochs=1)
+    model.fit(items.take(np.flatnonzero(old)), y[old])
+    model.partial_fit(items.take(np.flatnonzero(~old)), y[~old])
+    assert model.backbone_.spec.name.endswith("+full")
+    assert model.cost_.trainable_parameters > 19_000
+    assert model.cost_.train_gflops > 0
+    assert model.predict(items).shape == y.shape
+
+
+def test_fine_tuned_weights_leave_no_choice_of_a_tuner() -> None:
+    with pytest.raises(ParameterError, match="adapt must be 'auto' or None"):
+        FsaClassifier("simplecil", tiny_vit(), fsa="tuned", adapt="ssf").config()

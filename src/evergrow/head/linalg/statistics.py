@@ -539,6 +539,33 @@ class RidgeStatistics:
             sq_targets=self.sq_targets + sign * float(Y.square().sum()),
         )
 
+    def without_unused_directions(self) -> Self:
+        """Return the compact form without directions that no remaining row occupies.
+
+        Unlearned rows leave their directions in the basis. Directions whose energy is
+        within rounding or within the error budget of one step are dropped. The dense
+        form has no basis and is returned unchanged.
+        """
+        if self.basis is None:
+            return self
+        values, vectors = symmetric_eigh(self.gram)
+        eps = float(torch.finfo(values.dtype).eps)
+        rounding = self.order * eps * float(values[-1].clamp_min(0.0))
+        kept = values > max(rounding, BUDGET_SHARE * self.left)
+        kept[-1] = True  # a basis has at least one direction
+        lost = 0.0
+        if bool((~kept).any()):
+            lost = float(values[~kept].max().clamp_min(0.0))
+        turned = vectors[:, kept]
+        return dataclasses.replace(
+            self,
+            basis=self.basis @ turned,
+            gram=torch.diag(values[kept].clamp_min(0.0)),
+            cross=turned.T @ self.cross,
+            left=max(self.left - lost, 0.0),
+            dropped=self.dropped + lost,
+        )
+
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
         """Return the sum of both statistics, or the difference with ``sign=-1``.
 

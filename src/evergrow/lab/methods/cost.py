@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import AdaptedBackbone, CosineHead, Network
+from evergrow.adapt.adapted import AdaptedBackbone
 from evergrow.adapt.loop import TrainLog
+from evergrow.adapt.networks import CosineHead, Network
 from evergrow.core.record import Between
 from evergrow.features import ImageBackbone
 
@@ -239,17 +240,29 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
         Number of classes of the task it was trained on.
     """
     log = adapted.log
-    size = adapted.own.size
     device = adapted.device
     if log is None:
-        return Cost()
+        return Cost(inference_gflops=encoding_gflops(adapted))
     n_features = adapted.with_recipe("final").n_features
     head = CosineHead(n_features, n_classes, 0, "fsa").to(device)
-    tuner = adapted.tuner.requires_grad_(True)
-    trained = [*tuner.parameters(), *head.parameters()]
-    network = Network(adapted.module, head, [tuner])
+    tuners = [] if adapted.tuner is None else [adapted.tuner]
+    network = Network(adapted.module, head, tuners)
+    trained = [*_trained_parameters(adapted), *head.parameters()]
     try:
-        step = training_gflops(network, trained, size, device, cross_entropy)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        step = training_gflops(
+            network, trained, adapted.own.size, device, cross_entropy
+        )
         return training_cost(log, trained, step, encoding_gflops(adapted))
     finally:
-        tuner.requires_grad_(False).eval()
+        network.requires_grad_(False).eval()
+
+
+def _trained_parameters(adapted: AdaptedBackbone) -> list[nn.Parameter]:
+    """Return the parameters that an adaptation trained."""
+    if adapted.tuner is not None:
+        return list(adapted.tuner.parameters())
+    change = adapted.adaptation.change
+    parameters = dict(adapted.module.named_parameters())
+    return [] if change is None else [parameters[name] for name in change.names]

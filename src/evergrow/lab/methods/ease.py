@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.fsa import CosineHead, Network
+from evergrow.adapt.networks import CosineHead, Network
 from evergrow.adapt.tuners import Tuner
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import derive_seed

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import evergrow.head  # noqa: F401 (fills the registry)
-from evergrow.adapt.fsa import adapt, adaptation_config, shared_copy
-from evergrow.adapt.settings import FsaConfig
+from evergrow.adapt.adapted import shared_copy
+from evergrow.adapt.fsa import adapt, adaptation_config
+from evergrow.adapt.settings import FineTuneConfig, FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
-from evergrow.core.errors import LabelError
+from evergrow.core.errors import LabelError, ParameterError
 from evergrow.core.estimator import param_defaults
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
@@ -28,6 +29,12 @@ from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
 FSA_SUFFIX = "+fsa"
 """Suffix of a head's name for adaptation of the backbone to the first task."""
+
+PROTOCOLS: dict[str, FsaConfig | FineTuneConfig] = {
+    "ranpac": FsaConfig(),
+    "tuned": FineTuneConfig(),
+}
+"""Training protocols by name: RanPAC's, and the one of ``Learner(adapt="full")``."""
 
 _OWN = ("backbone", "random_state", "device")
 
@@ -49,9 +56,11 @@ class FsaClassifier(ImageClassifier):
         machine.
     adapt : str or None
         Tuner to train, one of :func:`evergrow.adapt.tuners.adapting_tuners`. ``"auto"``
-        uses the tuner of ``fsa``. None keeps the backbone frozen.
-    fsa : "ranpac", FsaConfig or dict
-        Training protocol: that of RanPAC, or settings, also as plain values.
+        follows ``fsa``. None keeps the backbone frozen.
+    fsa : {"ranpac", "tuned"}, FsaConfig, FineTuneConfig or dict
+        Training protocol. ``"ranpac"`` trains a tuner by the protocol of RanPAC.
+        ``"tuned"`` fine-tunes the weights as ``Learner(adapt="full")`` does. Settings
+        can also be plain values.
     epochs : int, optional
         Epochs of the adaptation. The default is that of ``fsa``.
     cache : False, None or path-like
@@ -99,7 +108,7 @@ class FsaClassifier(ImageClassifier):
         backbone: Any = None,
         *,
         adapt: str | None = "auto",
-        fsa: str | FsaConfig | Mapping[str, Any] = "ranpac",
+        fsa: str | FsaConfig | FineTuneConfig | Mapping[str, Any] = "ranpac",
         epochs: int | None = None,
         cache: str | os.PathLike[str] | Literal[False] | None = False,
         progress: bool = False,
@@ -133,7 +142,7 @@ class FsaClassifier(ImageClassifier):
         self.head_options = {**self.head_options, **options}
         return self
 
-    def config(self) -> FsaConfig | None:
+    def config(self) -> FsaConfig | FineTuneConfig | None:
         """Return the settings of the adaptation; None without adaptation.
 
         Examples
@@ -144,14 +153,23 @@ class FsaClassifier(ImageClassifier):
         """
         if self.adapt is None:
             return None
-        given = None if self.fsa == "ranpac" else self.fsa
-        config = adaptation_config(given) or FsaConfig()
+        given: Any = self.fsa
+        if isinstance(given, str):
+            check_choice("fsa", given, PROTOCOLS)
+            given = PROTOCOLS[given]
+        config: Any = adaptation_config(given) or FsaConfig()
         changes: dict[str, Any] = {}
         if self.adapt != "auto":
+            if isinstance(config, FineTuneConfig):
+                raise ParameterError(
+                    "adapt must be 'auto' or None if fsa fine-tunes the weights, "
+                    f"got {self.adapt!r}"
+                )
             changes["tuner"] = self.adapt
         if self.epochs is not None:
             changes["epochs"] = self.epochs
-        return config.changed(**changes)
+        changed: FsaConfig | FineTuneConfig = config.changed(**changes)
+        return changed
 
     def _check_params(self) -> None:
         if self.adapt is not None:

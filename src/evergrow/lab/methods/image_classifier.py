@@ -69,7 +69,7 @@ class ImageClassifier(Estimator, ABC):
     be unchanged. The base class commits the labels after it returns. In the hooks,
     ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and ``self.device_``
     the device. The backbone belongs to the caller: a method that adds tuners or changes
-    weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
+    weights uses a copy (:func:`~evergrow.adapt.adapted.shared_copy`).
 
     Attributes
     ----------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -12,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import CosineHead, Network
+from evergrow.adapt.fine_tuning import layer_groups
 from evergrow.adapt.loop import train
+from evergrow.adapt.networks import CosineHead, LinearHead, Network
 from evergrow.adapt.settings import TrainConfig
-from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.items import Items, concat_items
 from evergrow.lab.methods.cost import (
@@ -32,42 +30,6 @@ from evergrow.lab.methods.image_classifier import (
     TaskLabels,
 )
 from evergrow.lab.methods.tuned_passes import run_network
-
-
-class LinearHead(nn.Module):
-    """Logits z W^T + b.
-
-    Parameters
-    ----------
-    n_features, n_classes : int
-        Width of the features, number of classes.
-    seed : int
-        The user's seed. Weights and biases come from U(-1/sqrt(d), 1/sqrt(d)).
-    purpose : str or int
-        Names of the random stream.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.lab.methods.joint import LinearHead
-    >>> LinearHead(8, 3, 0)(torch.ones(2, 8)).shape
-    torch.Size([2, 3])
-    """
-
-    def __init__(
-        self, n_features: int, n_classes: int, seed: int, *purpose: str | int
-    ) -> None:
-        super().__init__()
-        stream = generator(seed, "head", "linear", *purpose)
-        drawn = torch.rand(n_classes, n_features + 1, generator=stream)
-        drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
-        self.weight = nn.Parameter(drawn[:, :-1].clone())
-        self.bias = nn.Parameter(drawn[:, -1].clone())
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits (n, C) in float32, for features of any precision."""
-        with torch.autocast(features.device.type, enabled=False):
-            return linear(features.float(), self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -102,22 +64,7 @@ class JointConfig(TrainConfig):
             number in ``blocks.3.`` is the depth of a parameter. Parameters named before
             the first block lie below all blocks, other parameters above.
         """
-        levels: dict[float, list[nn.Parameter]] = {}
-        for name, parameter in body.named_parameters():
-            block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
-            if self.layer_decay == 1:
-                depth = 0.0
-            elif block:
-                depth = float(block[1])
-            elif max(levels, default=-1.0) >= 0:
-                depth = math.inf
-            else:
-                depth = -1.0
-            levels.setdefault(depth, []).append(parameter)
-        groups: list[dict[str, Any]] = []
-        for level, depth in enumerate(sorted(levels)):
-            rate = self.lr * self.layer_decay ** (len(levels) - 1 - level)
-            groups.append({"params": levels[depth], "lr": rate})
+        groups = layer_groups(body, self.lr, self.layer_decay)
         head_lr = self.lr if self.head_lr is None else self.head_lr
         groups.append({"params": list(head.parameters()), "lr": head_lr})
         return groups

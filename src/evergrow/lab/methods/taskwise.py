@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import shared_copy
+from evergrow.adapt.adapted import shared_copy
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig, TrainPrecision
 from evergrow.core.seeding import RandomState

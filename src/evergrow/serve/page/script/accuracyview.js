@@ -4,9 +4,11 @@ import { action, fill, make, plural } from "./dom.js";
 import { askFor, openWindow } from "./dialogs.js";
 import { curveSection } from "./curve.js";
 import { keepOnServer, syncKept, whereKept } from "./kept.js";
+import { Problem } from "./api.js";
 import { attempt, confirmDone } from "./notice.js";
 import { countOf, nearCopies } from "./samples.js";
 import { keepSettings } from "./store.js";
+import { costOf, limitsOf, noticedInWords } from "./strictness.js";
 import { thumb } from "./thumbs.js";
 
 const SETTLED = 400;
@@ -20,7 +22,8 @@ export class AccuracyView {
     this.result = make("div.result", { aria: { live: "polite" } });
     this.where = make("p.hint");
     this.curve = curveSection(model);
-    this.element = make("div.accuracy", {}, this.result, this.problems, this.shareChoice(), this.where,
+    this.unknown = make("section.unknown", { hidden: true });
+    this.element = make("div.accuracy", {}, this.result, this.unknown, this.problems, this.shareChoice(), this.where,
       this.serverChoice());
     model.addEventListener("change", () => this.follow());
   }
@@ -81,6 +84,7 @@ export class AccuracyView {
     this.server.hidden = !kept || Boolean(readOnly);
     if (!this.choosing) this.server.querySelector("input").checked = Boolean(kept?.on);
     this.where.textContent = whereKept(this.model, held.length, "test");
+    if (this.shown) void this.describeUnknown();
     const key = `${this.model.record.revision} ${held.map((one) => one.id).join()}`;
     if (!this.shown || key === this.tested) return;
     this.tested = "";
@@ -98,6 +102,26 @@ export class AccuracyView {
       this.tested = key;
       this.draw(evaluation);
     }), SETTLED);
+  }
+
+  /** Say which fraction of unknown things the model would notice. */
+  async describeUnknown() {
+    const { model } = this;
+    const limits = limitsOf(model);
+    const key = `${model.record.revision} ${limits.falseAlarm} ${limits.probability}`;
+    if (key === this.described) return;
+    this.described = key;
+    this.unknown.hidden = true;
+    if (!model.isReady) return;
+    try {
+      const words = noticedInWords(await costOf(model, limits), model.kind);
+      if (key !== this.described) return;
+      fill(this.unknown, make("h2.small", {}, "Things it was never taught"), words.map((text) => make("p", {}, text)));
+      this.unknown.hidden = false;
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      this.described = ""; // asked again when the view opens
+    }
   }
 
   /** Show the result of OpenModel.evaluate. */

@@ -48,13 +48,13 @@ function orderedNames({ history }, { order, empty }, counts) {
  */
 export function holdOut(samples, classes, share) {
   for (const label of new Set(samples.map((sample) => sample.wanted))) {
-    const mine = samples.filter((sample) => sample.wanted === label);
+    const members = samples.filter((sample) => sample.wanted === label);
     const card = classes.find((one) => one.name === label);
     const { taught, held, waiting } = card ?? { taught: [], held: [], waiting: [] };
     const heldSoon = waiting.filter((one) => one.held).length;
     const taughtSoon = waiting.length - heldSoon;
-    const n = countToHold(share, taught.length + taughtSoon, held.length + heldSoon, mine.length);
+    const n = countToHold(share, taught.length + taughtSoon, held.length + heldSoon, members.length);
     // The last frames of a recording differ most from its first ones.
-    if (n) for (const sample of mine.slice(-n)) sample.held = true;
+    if (n) for (const sample of members.slice(-n)) sample.held = true;
   }
 }

@@ -5,7 +5,7 @@ import { clearDraft, keepDraft } from "./drafts.js";
 import { askFor, field, meantName, openMenu } from "./dialogs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { importImages } from "./importing.js";
-import { bringsFiles, chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
+import { bringsFiles, chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./intake.js";
 import { holdButton } from "./recording.js";
 import { countOf, typedSamples, worries } from "./samples.js";
 import { thumb } from "./thumbs.js";
@@ -163,14 +163,14 @@ export class ClassCard {
   /** Teach dropped, pasted or chosen samples. */
   async take(coming) {
     const done = await attempt(this.problems, async () => {
-      const { images, lines, text } = await coming;
+      const brought = await coming;
       if (this.model.kind !== "images") {
-        const typed = lines || text;
+        const typed = brought.lines || brought.text;
         if (!typed?.trim()) throw new Error("No text found.");
         await this.takeText(typed);
         return;
       }
-      await importImages(this.model, images, this.element.querySelector("header > div"), this.name);
+      await importImages(this.model, imagesIn(brought), this.element.querySelector("header > div"), this.name);
     });
     return done;
   }

@@ -5,7 +5,7 @@ import { ClassCard } from "./classcard.js";
 import { meantName } from "./dialogs.js";
 import { moveDraft } from "./drafts.js";
 import { importImages } from "./importing.js";
-import { chooser, fromTransfer } from "./intake.js";
+import { chooser, fromTransfer, imagesIn } from "./intake.js";
 import { attempt } from "./notice.js";
 import { countOf, folded, lastLabel } from "./samples.js";
 import { thumb } from "./thumbs.js";
@@ -165,7 +165,7 @@ export class ClassesView {
 
   /** Teach dropped or chosen images. Each folder is a class. */
   take(coming) {
-    return attempt(this.problems, async () => importImages(this.model, (await coming).images, this.problems));
+    return attempt(this.problems, async () => importImages(this.model, imagesIn(await coming), this.problems));
   }
 
   paste(event) {

@@ -12,20 +12,20 @@ const SPACE = "http://www.w3.org/2000/svg";
 /** Return a section with a button that measures the curve. */
 export function curveSection(model) {
   const problems = make("div.problems");
-  const place = make("div.stack", { aria: { live: "polite" } });
+  const result = make("div.stack", { aria: { live: "polite" } });
   const button = iconButton("search", "Would more examples help?", () => void attempt(problems, async () => {
     button.disabled = true;
-    fill(place, make("p.soft", {}, "Learning some of the examples and testing on the others…"));
+    fill(result, make("p.soft", {}, "Learning some of the examples and testing on the others…"));
     try {
-      fill(place, drawn(model.kind, await measured(model)));
+      fill(result, drawn(model.kind, await measured(model)));
     } catch (error) {
-      fill(place);
+      fill(result);
       throw error;
     } finally {
       button.disabled = false;
     }
   }));
-  return make("section.stack.curve", {}, make("div.row", {}, button), problems, place);
+  return make("section.stack.curve", {}, make("div.row", {}, button), problems, result);
 }
 
 /** Return the learning curve, measured on evenly spaced examples of this browser. */
@@ -59,20 +59,22 @@ function picture(sizes, accuracy, interval, samples, gain, words) {
   const least = Math.max(0, Math.min(...interval.map(([low]) => low), ...forecast) - 0.02);
   const [first, last] = [Math.log(ends[0]), Math.log(ends.at(-1))];
   const x = (size) => LEFT + (WIDTH - LEFT - RIGHT) * ((Math.log(size) - first) / Math.max(1e-9, last - first));
-  const y = (share) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * ((share - least) / (1 - least));
-  const line = (pairs) => pairs.map(([size, share]) => `${x(size).toFixed(1)},${y(share).toFixed(1)}`).join(" ");
+  const y = (fraction) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * ((fraction - least) / (1 - least));
+  const line = (pairs) => pairs.map(([size, fraction]) => `${x(size).toFixed(1)},${y(fraction).toFixed(1)}`).join(" ");
   const band = [...sizes.map((size, i) => [size, interval[i][1]]),
     ...sizes.map((size, i) => [size, interval[i][0]]).reverse()];
   const end = samples + 10;
   const ticks = [0, 1, 2, 3].map((i) => least + (i * (1 - least)) / 3);
   return shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": words, class: "curve-picture" },
-    ...ticks.map((share) => shape("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(share), y2: y(share), class: "grid" })),
+    ...ticks.map((fraction) => shape("line", {
+      x1: LEFT, x2: WIDTH - RIGHT, y1: y(fraction), y2: y(fraction), class: "grid",
+    })),
     shape("polygon", { points: line(band), class: "band" }),
     shape("polyline", { points: line(sizes.map((size, i) => [size, accuracy[i]])), class: "line" }),
     shape("polyline", { points: line([[sizes.at(-1), accuracy.at(-1)], [end, forecast[0]]]), class: "line dashed" }),
     shape("line", { x1: x(end), x2: x(end), y1: y(forecast[1]), y2: y(forecast[2]), class: "line" }),
-    ...ticks.map((share) => shape("text", { x: LEFT - 8, y: y(share) + 4, "text-anchor": "end" },
-      `${Math.round(100 * share)} %`)),
+    ...ticks.map((fraction) => shape("text", { x: LEFT - 8, y: y(fraction) + 4, "text-anchor": "end" },
+      `${Math.round(100 * fraction)} %`)),
     ...ends.map((size) => shape("text", { x: x(size), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, `${size}`)),
     shape("text", { x: WIDTH / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "examples of each class"));
 }

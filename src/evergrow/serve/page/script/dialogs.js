@@ -4,6 +4,8 @@ import { fill, icon, make } from "./dom.js";
 import { attempt } from "./notice.js";
 import { folded } from "./samples.js";
 
+const MOST_EXAMPLES = 5; // examples shown of a question
+
 /**
  * Open a window.
  * @param {string} title - Heading.
@@ -44,15 +46,15 @@ function closeBeside(dialog) {
  * @returns {HTMLDialogElement} The window.
  */
 export function askFor({ title, text = "", fields = [], verb, danger = false, work, reload = null }) {
-  const place = make("div.problems");
+  const problems = make("div.problems");
   const act = make(danger ? "button.danger" : "button.primary", { type: "submit" }, verb);
-  const form = make("form.stack", {}, text && make("p.soft", {}, text), fields, place, make("div.actions", {},
+  const form = make("form.stack", {}, text && make("p.soft", {}, text), fields, problems, make("div.actions", {},
     make("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel"), act));
   const dialog = openWindow(title, [form]);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     act.disabled = true;
-    const done = await attempt(place, async () => {
+    const done = await attempt(problems, async () => {
       const named = [...form.querySelectorAll("input[required]")].every((one) => one.value.trim());
       if (!named) throw new Error("Type a name.");
       await work(form);
@@ -66,22 +68,29 @@ export function askFor({ title, text = "", fields = [], verb, danger = false, wo
 /**
  * Ask the user to choose.
  * @param {string} title - Heading.
- * @param {Array<{name, title, examples, options}>} questions - Options are [value, words]; the first is preselected.
+ * @param {Array<{name, title, examples, picture, options}>} questions - Options are [value, words]; the first is
+ *   preselected. "picture" is an element below the title.
  * @returns {Promise<Object|null>} The chosen values by name; null if the window was closed.
  */
 export function choose(title, questions, { text = "", verb = "Continue" } = {}) {
   return new Promise((resolve) => {
-    const fields = questions.map(({ name, title: legend, examples, options }) => make("fieldset.stack.choose", {},
-      make("legend", {}, examples.length ? `${legend} (${examples.length})` : legend),
-      examples.length > 0 && make("ul.hint", {}, examples.slice(0, 5).map((one) => make("li", {}, one)),
-        examples.length > 5 && make("li", {}, `and ${examples.length - 5} more`)),
-      options.map(([value, words], i) => make("label.option", {},
-        make("input", { type: "radio", name, value, checked: i === 0 }), make("span", {}, words)))));
-    const dialog = askFor({ title, text, fields, verb, work: async (form) => resolve(Object.fromEntries(
-      new FormData(form),
-    )) });
+    const work = async (form) => resolve(Object.fromEntries(new FormData(form)));
+    const dialog = askFor({ title, text, fields: questions.map(questionOf), verb, work });
     dialog.addEventListener("close", () => resolve(null)); // without effect after an answer
   });
+}
+
+/** Return a question of "choose" as a group of radio buttons. */
+function questionOf({ name, title, examples = [], picture = null, options }) {
+  const rest = examples.length - MOST_EXAMPLES;
+  return make("fieldset.stack.choose", {},
+    make("legend", {}, examples.length ? `${title} (${examples.length})` : title),
+    picture,
+    examples.length > 0 && make("ul.hint", {},
+      examples.slice(0, MOST_EXAMPLES).map((one) => make("li", {}, one)),
+      rest > 0 && make("li", {}, `and ${rest} more`)),
+    options.map(([value, words], i) => make("label.option", {},
+      make("input", { type: "radio", name, value, checked: i === 0 }), make("span", {}, words))));
 }
 
 /** Return a class name. If it differs from a class only in case or spaces, ask which is meant; null if cancelled. */

@@ -2,6 +2,7 @@
 
 import { make, plural } from "./dom.js";
 import { choose } from "./dialogs.js";
+import { countShared, foldersOf, folderTree } from "./foldertree.js";
 import { teachZip } from "./jobs.js";
 import { confirmDone } from "./notice.js";
 import { complain, readImages } from "./reading.js";
@@ -24,27 +25,26 @@ export const brought = { images: null };
  * Teach images as one change, after questions about unclear ones. Images without a class go to Review.
  * @param {OpenModel} model - The model.
  * @param {Array} images - Images from intake.js.
- * @param {HTMLElement} place - Element in which progress is shown.
+ * @param {HTMLElement} container - Element in which progress is shown.
  * @param {string|null} label - Class of all images. Default: the name of the folder of each.
  */
-export async function importImages(model, images, place, label = null) {
-  if (!images.length) throw new Error("No image found.");
+export async function importImages(model, images, container, label = null) {
   const progress = make("p.progress", { role: "status" });
-  place.append(progress);
-  const tell = (verb) => (done, total) => {
+  container.append(progress);
+  const progressOf = (verb) => (done, total) => {
     progress.textContent = done < total ? `${verb} ${done} of ${total}…` : "";
   };
   const stopGuarding = guardLeaving(() => true); // closing the page would lose what was read
   try {
     const found = await labelled(model, images, label);
-    const settled = found && await withoutDoubt(model, found.named, tell("Looking at"));
+    const settled = found && await withoutDoubt(model, found.named, progressOf("Looking at"));
     if (!settled) {
       confirmDone("Nothing was taught.");
       return;
     }
-    if (found.loose.length) await toReview(model, found.loose, tell("Reading"));
-    if (settled.length > READ_HERE) await teachMany(model, settled, place, tell("Packing"));
-    else if (settled.length) await teachSome(model, settled, tell("Reading"));
+    if (found.loose.length) await toReview(model, found.loose, progressOf("Reading"));
+    if (settled.length > READ_HERE) await teachMany(model, settled, container, progressOf("Packing"));
+    else if (settled.length) await teachSome(model, settled, progressOf("Reading"));
     else if (!found.loose.length) confirmDone("Nothing new to learn.");
   } finally {
     stopGuarding();
@@ -53,7 +53,7 @@ export async function importImages(model, images, place, label = null) {
 }
 
 /** Add images to the review queue, except those that are in it or were taught already. */
-export async function toReview(model, images, tell = () => {}) {
+export async function toReview(model, images, onProgress = () => {}) {
   const known = new Set([...knownMarks(model).keys(), ...model.queue.map((one) => one.mark)]);
   const fresh = [];
   for (const image of images) {
@@ -63,7 +63,7 @@ export async function toReview(model, images, tell = () => {}) {
   }
   const bad = [];
   for (let at = 0; at < fresh.length; at += SHOWN_AT_ONCE) {
-    const part = await readImages(fresh.slice(at, at + SHOWN_AT_ONCE), (n) => tell(at + n, fresh.length));
+    const part = await readImages(fresh.slice(at, at + SHOWN_AT_ONCE), (n) => onProgress(at + n, fresh.length));
     await model.enqueue(part.read.map(({ content }) => content));
     bad.push(...part.bad);
   }
@@ -74,9 +74,9 @@ export async function toReview(model, images, tell = () => {}) {
 }
 
 /** Teach images that this browser reads and stores. */
-async function teachSome(model, settled, tell) {
+async function teachSome(model, settled, onProgress) {
   const labels = new Map(settled.map(({ image, label }) => [image, label]));
-  const { read, bad } = await readImages(settled.map(({ image }) => image), tell);
+  const { read, bad } = await readImages(settled.map(({ image }) => image), onProgress);
   const shown = read.map(({ image, content }) => ({ label: labels.get(image), content }));
   const { held, taught, samples } = await model.add(shown, { atOnce: TOGETHER });
   raiseRefused(model.kind, samples);
@@ -87,7 +87,7 @@ async function teachSome(model, settled, tell) {
 }
 
 /** Teach images as a zip, except for those held out for testing. This browser stores only marks of taught ones. */
-async function teachMany(model, settled, place, tell) {
+async function teachMany(model, settled, container, onProgress) {
   const tests = new Set(testsOf(model, settled));
   const taught = settled.filter((one) => !tests.has(one));
   const taken = new Set();
@@ -97,8 +97,8 @@ async function teachMany(model, settled, place, tell) {
     taken.add(path);
     return { path, packed: image.packed };
   });
-  const zip = await zipOf(files, (done) => tell(done, files.length));
-  const learned = await teachZip(model, zip, plural(files.length, "image"), place);
+  const zip = await zipOf(files, (done) => onProgress(done, files.length));
+  const learned = await teachZip(model, zip, plural(files.length, "image"), container);
   if (!learned) return;
   const event = presentEvent(model.record, null);
   const marks = taught.map(({ mark, label }) => [mark, label]);
@@ -127,9 +127,9 @@ function testsOf(model, settled) {
   const classes = new Map();
   for (const one of settled) classes.set(one.label, [...(classes.get(one.label) ?? []), one]);
   const most = Math.max(1, Math.floor(TESTS / classes.size));
-  return [...classes.values()].flatMap((mine) => {
-    const n = Math.min(most, countToHold(model.settings.share, 0, 0, mine.length));
-    return n ? mine.slice(-n) : [];
+  return [...classes.values()].flatMap((members) => {
+    const n = Math.min(most, countToHold(model.settings.share, 0, 0, members.length));
+    return n ? members.slice(-n) : [];
   });
 }
 
@@ -146,7 +146,7 @@ async function labelled(model, images, label) {
     const title = `${plural(images.length, "image")} in ${plural(folders.length, "folder")}`;
     const answer = await askOne("Several folders", title, [
       ["folders", "Each folder is a class"], ["one", `All of them show ${label}`],
-    ], folders);
+    ], { examples: folders });
     return answer && (answer === "one" ? byLabel : byFolder(inner));
   }
   const [only] = folders;
@@ -159,7 +159,9 @@ async function labelled(model, images, label) {
   }
   if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder(inner);
   const question = "Which folders name what the images show?";
-  const answer = await askOne("Folders inside folders", question, levelsOf(namesIn(outer), folders));
+  const answer = await askOne("Folders inside folders", question, levelsOf(namesIn(outer), folders), {
+    picture: folderTree(images),
+  });
   return answer && byFolder(answer === "outer" ? outer : inner);
 }
 
@@ -169,17 +171,18 @@ function withClasses(images, classOf) {
   return { named, loose: images.filter((image) => !classOf(image)) };
 }
 
-/** Ask one question. Return the chosen value, null if cancelled. */
-async function askOne(title, question, options, examples = []) {
-  const answer = await choose(title, [{ name: "as", title: question, examples, options }]);
+/** Ask one question. Return the chosen value, null if cancelled. "picture" is an element below the question. */
+async function askOne(title, question, options, { examples = [], picture = null } = {}) {
+  const answer = await choose(title, [{ name: "as", title: question, examples, picture, options }]);
   return answer && answer.as;
 }
 
 /** Return the choice between outer and inner folders as options, the likely one first. */
 function levelsOf(outer, inner) {
   const listed = (names) => `${names.slice(0, 3).join(", ")}${names.length > 3 ? "…" : ""}`;
-  const options = [["outer", `The outer folders are the classes: ${listed(outer)}`],
-    ["inner", `The inner folders are the classes: ${listed(inner)}`]];
+  const classes = (names) => `${listed(names)} (${plural(names.length, "class", "classes")})`;
+  const options = [["outer", `The outer folders are the classes: ${classes(outer)}`],
+    ["inner", `The inner folders are the classes: ${classes(inner)}`]];
   return outer.every((name) => PARTS.test(name)) ? options.reverse() : options;
 }
 
@@ -191,10 +194,8 @@ const namesIn = (names) => [...new Set(names.values())].filter(Boolean);
  * the commands. inner: the last folder. An image beside the class folders has the class "".
  */
 function classesByFolder(images) {
-  const paths = images.map((image) => image.name.split("/").slice(0, -1));
-  const [first] = paths;
-  let shared = 0;
-  while (shared < first.length && paths.every((path) => path[shared] === first[shared])) shared += 1;
+  const paths = images.map(foldersOf);
+  const shared = countShared(paths);
   const isOne = paths.every((path) => path.length === shared); // a single folder is a class
   const by = (nameOf) => new Map(images.map((image, i) => [image, nameOf(paths[i]) ?? ""]));
   if (isOne) return { outer: by((path) => path.at(-1)), inner: by((path) => path.at(-1)) };
@@ -202,17 +203,17 @@ function classesByFolder(images) {
 }
 
 /** Ask about spellings and copies. Return the images to teach, null if cancelled. */
-async function withoutDoubt(model, named, tell) {
+async function withoutDoubt(model, named, onProgress) {
   const spelled = await oneSpelling(model, named);
-  return spelled && settleCopies(model, spelled, tell);
+  return spelled && settleCopies(model, spelled, onProgress);
 }
 
 /** Ask about copies. Return the images to teach with their marks, null if cancelled. */
-export async function settleCopies(model, named, tell = () => {}) {
+export async function settleCopies(model, named, onProgress = () => {}) {
   const marked = [];
   for (const [i, { image, label }] of named.entries()) {
     marked.push({ image, label, mark: await image.mark() });
-    tell(i + 1, named.length);
+    onProgress(i + 1, named.length);
   }
   return withoutCopies(marked, knownMarks(model));
 }

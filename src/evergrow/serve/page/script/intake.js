@@ -1,11 +1,12 @@
 /* Dropped, pasted or chosen files: images, also in folders and zips, and text files. Other files are ignored. */
 
-import { make } from "./dom.js";
+import { make, plural } from "./dom.js";
 import { crcOf, entriesOf, packedBlob, plainBlob } from "./zip.js";
 
 const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif|tiff?|hei[cf]|hif)$/i;
 const TEXT = /\.(txt|csv|tsv)$/i;
 const ZIP = /\.zip$/i;
+const MOST_NAMED = 80; // characters of a file name in a message
 
 /** File types that dialogs for images offer. */
 export const IMAGES_AND_ZIPS = "image/*,.tif,.tiff,.heic,.heif,.zip";
@@ -19,25 +20,50 @@ export const bringsFiles = (event) => [...(event.dataTransfer?.types ?? [])].inc
 /**
  * Return the content of a drop or a paste.
  * @param {DataTransfer} transfer - Of the event. It is read before the event ends, when the browser empties it.
- * @returns {Promise<Object>} images: as returned by imageOf; lines: lines of text files; text.
+ * @returns {Promise<Object>} images: as returned by imageOf; lines: lines of text files; text; names: names of
+ *   all files and folders; zipped: names of zips that contain zips.
  */
 export async function fromTransfer(transfer) {
   const entries = [...transfer.items].map((item) => (item.kind === "file" ? item.webkitGetAsEntry?.() : null));
   const plain = [...transfer.files];
   const text = transfer.getData("text/plain");
+  const names = plain.map(({ name }) => name);
   const files = [];
   if (entries.some(Boolean)) {
     for (const entry of entries) if (entry) await walk(entry, files);
   } else {
     files.push(...plain.map((file) => ({ path: file.name, file })));
   }
-  return { text: files.length ? "" : text, ...(await sorted(files)) };
+  return { text: names.length ? "" : text, names, ...(await sorted(files)) };
 }
 
 /** Return the content of files that were chosen in a dialog, as fromTransfer does. */
-export function fromChosen(list) {
-  return sorted([...list].map((file) => ({ path: file.webkitRelativePath || file.name, file })));
+export async function fromChosen(list) {
+  const files = [...list].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
+  const names = [...new Set(files.map(({ path }) => path.split("/")[0]))];
+  return { names, ...(await sorted(files)) };
 }
+
+/**
+ * Return the images of a drop, a paste or a dialog. If there is none, raise an error that names the files; its message
+ * goes away by itself.
+ */
+export function imagesIn({ images, names = [], zipped = [] }) {
+  if (images.length) return images;
+  throw Object.assign(new Error(noImage(names, zipped)), { isPassing: true });
+}
+
+/** Return a message for files without an image. */
+function noImage(names, [zip]) {
+  if (zip) return `No image found in “${shortened(zip)}”, only other zips. Unpack it first, then bring the folder.`;
+  if (!names.length) return "No image found: bring image files, folders or zips.";
+  const [first, ...rest] = names;
+  const more = rest.length ? ` and ${plural(rest.length, "other file")}` : "";
+  return `No image found in “${shortened(first)}”${more}.`;
+}
+
+/** Return the end of a long name, which has the ending of the file. */
+const shortened = (name) => (name.length > MOST_NAMED ? `…${name.slice(-MOST_NAMED)}` : name);
 
 /** Return a hidden file input. click() opens its dialog, and the chosen files are passed to a function. */
 export function chooser(settings, take) {
@@ -101,15 +127,17 @@ export function imageFromStore(name, size, stored) {
 async function sorted(files) {
   const images = [];
   const lines = [];
+  const zipped = [];
   for (const { path, file } of files) {
     if (path.split("/").some((part) => part.startsWith("."))) continue;
     if (isZip(file)) {
-      const inside = (await entriesOf(file)).filter((entry) => isImage(entry.name));
-      images.push(...inside.map((entry) => imageOf(entry.name, entry)));
+      const entries = await entriesOf(file);
+      images.push(...entries.filter(({ name }) => isImage(name)).map((entry) => imageOf(entry.name, entry)));
+      if (entries.some(({ name }) => ZIP.test(name))) zipped.push(file.name);
     } else if (isImage(path, file.type)) images.push(fromDisk(path, file));
     else if (TEXT.test(path)) lines.push(await file.text());
   }
   const { compare } = new Intl.Collator("en", { numeric: true });
   images.sort((one, other) => compare(one.name, other.name));
-  return { images, lines: lines.join("\n") };
+  return { images, lines: lines.join("\n"), zipped };
 }

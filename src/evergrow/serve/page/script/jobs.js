@@ -9,12 +9,12 @@ import { confirmDone } from "./notice.js";
  * not change.
  * @returns {Promise<number>} Number of learned images.
  */
-export async function teachZip(model, zip, name, place) {
+export async function teachZip(model, zip, name, container) {
   const words = make("p.soft", {}, `Sending ${name}…`);
   const bar = make("progress", { aria: { label: `Progress of ${name}` } });
   const stop = make("button", { type: "button", disabled: true }, "Stop");
   const line = make("div.job", {}, words, bar, stop);
-  place.append(line);
+  container.append(line);
   try {
     const once = crypto.randomUUID?.();
     const job = await ask(`${modelPath(model.name)}/jobs`, { body: zip, type: "application/zip", once });
@@ -27,7 +27,7 @@ export async function teachZip(model, zip, name, place) {
     });
     await model.refresh();
     if (last.state === "failed") throw new Problem(last.error ?? "The images could not be learned.", "refused");
-    if (last.skipped) place.append(skippedNote(last));
+    if (last.skipped) container.append(skippedNote(last));
     if (last.state !== "cancelled") return last.done - last.skipped;
     confirmDone("Stopped. The model is unchanged.");
     return 0;

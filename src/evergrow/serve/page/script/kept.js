@@ -76,13 +76,13 @@ async function sendOwn(model) {
 export async function keepOnServer(model, on) {
   await ask(pathOf(model), { method: "PUT", json: { on } });
   if (!on) {
-    const mine = model.samples.filter((one) => one.keptId);
-    for (const sample of mine) {
+    const kept = model.samples.filter((one) => one.keptId);
+    for (const sample of kept) {
       if (sample.held) sample.events = [presentEvent(model.record, sample.keptLabel)];
       sample.wanted = sample.keptLabel;
       makeOwn(sample);
     }
-    await keep(mine);
+    await keep(kept);
   }
   await syncKept(model);
 }

@@ -6,10 +6,11 @@ import * as camera from "./camera.js";
 import { meantName } from "./dialogs.js";
 import { fromVideo } from "./imaging.js";
 import { settleCopies } from "./importing.js";
-import { chooser, fromTransfer } from "./intake.js";
+import { chooser, fromTransfer, imagesIn } from "./intake.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { keptContentOf } from "./reading.js";
-import { caution, isUnknown, raiseRefused, typedSamples } from "./samples.js";
+import { caution, isUnknown, raiseRefused, rivalOf, typedSamples } from "./samples.js";
+import { isUnfamiliar, STEPS } from "./strictness.js";
 
 const EVERY = 180; // minimum milliseconds between predictions of the camera
 const SMALL = 320; // pixels of a frame that is predicted and not taught
@@ -134,8 +135,7 @@ export class LiveView {
   /** Predict an image. Several images are passed on to the open view. */
   async look(coming) {
     const done = await attempt(this.problems, async () => {
-      const { images } = await coming;
-      if (!images.length) throw new Error("No image found.");
+      const images = imagesIn(await coming);
       if (images.length > 1) { // the open view takes folders and zips
         this.model.dispatchEvent(new CustomEvent("brought", { detail: { images } }));
         return;
@@ -206,16 +206,18 @@ export class LiveView {
   /** Show a prediction. */
   show({ answers: [answer], threshold, measure }) {
     const unknown = isUnknown(answer);
-    const title = make("p.verdict", { data: { unknown } }, unknown ? "Unknown" : answer.label);
+    const said = headline(answer, measure);
+    const title = make("p.verdict", { data: { unknown: unknown || said !== answer.label } }, said);
     const details = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
       : make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure)));
+    const reason = unknown ? "" : whyUnsure(answer, measure);
     const rough = !unknown && this.caution(answer.top);
-    fill(this.answer, title, details, rough && make("p.hint", {}, rough), novelty(answer.novelty, threshold));
+    fill(this.answer, title, reason && make("p.soft", {}, reason), details, rough && make("p.hint", {}, rough),
+      novelty(answer.novelty, threshold));
     this.naming.hidden = this.model.readOnly;
     this.naming.classList.toggle("wanted", unknown);
     const label = this.naming.querySelector("label");
     label.textContent = unknown ? "Unknown. What is it?" : "Not right? Say what it is";
-    const said = unknown ? "Unknown" : answer.label;
     if (said === this.said) return;
     this.said = said;
     clearTimeout(this.saying); // only predictions that stay are announced
@@ -271,16 +273,31 @@ export class LiveView {
   }
 }
 
+/** Return the answer in a few words. It names one class only if this class is clearly ahead. */
+function headline(answer, measure) {
+  if (isUnknown(answer)) return "Unknown";
+  const rival = rivalOf(answer, measure);
+  if (rival) return `${answer.label} or ${rival}?`;
+  return answer.unsure ? `Perhaps ${answer.label}` : answer.label;
+}
+
+/** Return why an answer is unsure; "" if it is not. */
+function whyUnsure(answer, measure) {
+  if (!answer.unsure || rivalOf(answer, measure)) return "";
+  return isUnfamiliar({ familiarity: answer.familiarity ?? null }, STEPS.some)
+    ? "Unsure: it is less familiar than most of what was taught." : "Unsure: no class is likely enough.";
+}
+
 /** Return the two most likely classes in words. */
 const likeliest = (top) => top.slice(0, 2).map((one) => one.class).join(", then ");
 
 /** Return a class with a bar for its probability, or for its rank if there are no probabilities. */
-function bar(one, place, measure) {
-  const share = measure === "probability" ? one.value : 1 / (place + 1);
+function bar(one, rank, measure) {
+  const share = measure === "probability" ? one.value : 1 / (rank + 1);
   const words = measure === "probability" ? `${Math.round(100 * one.value)} %` : one.value.toFixed(2);
   const fillBar = make("span.fill");
   fillBar.style.width = `${Math.max(0.5, 100 * share)}%`;
-  return make(place === 0 ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),
+  return make(rank === 0 ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),
     make("span.track", { aria: { hidden: true } }, fillBar), make("span.value", {}, words));
 }
 
@@ -289,11 +306,11 @@ function novelty(value, threshold) {
   if (value === null || threshold === null) {
     return make("p.hint", {}, "It detects unknown things once you teach a class two examples at a time.");
   }
-  const place = (v) => Math.max(0, Math.min(100, 100 * ((v - threshold) / 9 + 2 / 3)));
+  const percentOf = (v) => Math.max(0, Math.min(100, 100 * ((v - threshold) / 9 + 2 / 3)));
   const mark = make("span.mark");
-  mark.style.left = `${place(value)}%`;
+  mark.style.left = `${percentOf(value)}%`;
   const limit = make("span.limit");
-  limit.style.left = `${place(threshold)}%`;
+  limit.style.left = `${percentOf(threshold)}%`;
   const label = value > threshold ? "Too different from what was taught" : "Like what was taught";
   return make("div.novelty", { data: { above: value > threshold } }, make("span", {}, "Familiar"),
     make("span.scale", { role: "img", aria: { label } }, limit, mark),

@@ -14,7 +14,7 @@ const LOOK_AGAIN = 4000; // milliseconds between checks for changes by other cli
 const MEMORY_ONLY = "This browser does not let this page keep anything (a private window, or blocked site data). "
   + "Images and corrections are lost when you close or reload the page.";
 const NO_ROOM = "This browser has no room left. Teaching works, but new examples disappear from this page "
-  + "when you close or reload it. Discard images that you do not need, or free some space.";
+  + "when you close or reload it. Remove images that you do not need, or free some space.";
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");
 const where = document.getElementById("where");
@@ -45,9 +45,9 @@ async function route(event = null) {
     announce(name ? `${name} is open` : "Models");
     if (event) main.focus({ preventScroll: true }); // so that keyboard users continue here
   } catch (error) {
-    const place = make("div.problems");
-    fill(main, make("div.page.stack", {}, place, make("p", {}, make("a", { href: "#/" }, "All models"))));
-    showProblem(place, error, () => route());
+    const problems = make("div.problems");
+    fill(main, make("div.page.stack", {}, problems, make("p", {}, make("a", { href: "#/" }, "All models"))));
+    showProblem(problems, error, () => route());
   }
   showBanner();
 }
@@ -119,6 +119,12 @@ async function lookAgain() {
   }
 }
 
+/** Tell the style how much room the banner takes at the top of the window. */
+function watchBanner() {
+  const measure = () => document.documentElement.style.setProperty("--below-banner", `${banner.offsetHeight}px`);
+  new ResizeObserver(measure).observe(banner);
+}
+
 document.addEventListener("token-wanted", () => {
   tokenWanted = true;
   showBanner();
@@ -137,5 +143,6 @@ addEventListener("online", lookAgain);
 // Otherwise the browser would open a file that is dropped beside its target.
 for (const event of ["dragover", "drop"]) addEventListener(event, (dropped) => dropped.preventDefault());
 setInterval(lookAgain, LOOK_AGAIN);
+watchBanner();
 takeToken();
 void route();

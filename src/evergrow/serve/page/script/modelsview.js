@@ -2,10 +2,10 @@
 
 import { ask } from "./api.js";
 import { brought } from "./importing.js";
-import { bringsFiles, chooser, fromTransfer } from "./intake.js";
+import { bringsFiles, chooser, fromTransfer, imagesIn } from "./intake.js";
 import { phoneButton } from "./phone.js";
 import { deleteModel } from "./deleting.js";
-import { askToDiscard } from "./sortkeeping.js";
+import { askToRemove } from "./sortkeeping.js";
 import { dropSorted, sortedCounts, sortedOf } from "./store.js";
 import { fill, icon, iconButton, make, plural } from "./dom.js";
 import { askFor, field } from "./dialogs.js";
@@ -27,7 +27,7 @@ export async function showModels(main) {
   const entries = models.map((model) => entry(model, main, readOnly));
   const list = entries.length ? make("ul.models", {}, entries) : nothingYet();
   const take = (file) => attempt(problems, () => upload(file));
-  const begin = (coming) => attempt(problems, async () => createFrom((await coming).images));
+  const begin = (coming) => attempt(problems, async () => createFrom(imagesIn(await coming)));
   const actions = readOnly ? make("p.soft", {}, "Read only") : make("div.actions", {},
     iconButton("plus", "New model", () => void createModel(), { kind: ".primary" }), fromFolder(begin),
     uploadButton(take));
@@ -36,9 +36,9 @@ export async function showModels(main) {
       make("p.soft", {}, "Show a few examples to teach a class. Teach more, or undo, at any time.")), actions),
     problems, list, await leftFromSort(models), make("div.row.aside", {}, tourButton(), phoneButton())));
   // Files that are dropped here create a model. The list listens only while it is shown.
-  const place = main.firstElementChild;
+  const view = main.firstElementChild;
   const drop = (event) => {
-    if (!place.isConnected) removeEventListener("drop", drop);
+    if (!view.isConnected) removeEventListener("drop", drop);
     else if (!readOnly && bringsFiles(event)) {
       const model = [...event.dataTransfer.files].find((file) => MODEL.test(file.name));
       void (model ? take(model) : begin(fromTransfer(event.dataTransfer)));
@@ -55,7 +55,7 @@ async function leftFromSort(models) {
   return gone.map(([name, n]) => {
     const line = make("div.notice.mild", {}, icon("warning"),
       make("p", {}, `This browser keeps ${plural(n, "image")} from sorting with “${name}”, which is not here.`),
-      iconButton("bin", "Discard them", () => void discardLeft(name, line)));
+      iconButton("close", "Remove them", () => void discardLeft(name, line)));
     return line;
   });
 }
@@ -63,7 +63,7 @@ async function leftFromSort(models) {
 /** Remove the images of a missing model from this browser. */
 async function discardLeft(name, line) {
   const records = await sortedOf(name);
-  askToDiscard(records.length, records.filter(({ moved }) => moved).length, async () => {
+  askToRemove(records.length, records.filter(({ moved }) => moved).length, async () => {
     await dropSorted(records.map(({ key }) => key));
     line.remove();
   });
@@ -71,7 +71,6 @@ async function discardLeft(name, line) {
 
 /** Create a model from a folder with class folders, or from a zip of it. */
 async function createFrom(images) {
-  if (!images.length) throw new Error("No image found.");
   const path = images[0].name.split("/");
   await createModel(path.length > 2 ? path[0] : "", images);
 }

@@ -27,7 +27,7 @@ export class ModelView {
       review: { title: "Review", view: new QueueView(model) },
       accuracy: { title: "Accuracy", view: new AccuracyView(model) },
       timeline: { title: "Timeline", view: new TimelineView(model) },
-      share: { title: "Use it", view: new ShareView(model) },
+      share: { title: "Download", view: new ShareView(model) },
     };
     this.live = new LiveView(model);
     this.current = "teach";

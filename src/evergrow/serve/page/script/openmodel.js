@@ -284,14 +284,14 @@ export class OpenModel extends EventTarget {
   /** Rename a class. */
   async rename(old, name) {
     const settings = this.settings;
-    const place = (list) => list.map((one) => (one === old ? name : one));
+    const renamed = (list) => list.map((one) => (one === old ? name : one));
     if (this.record.classes.some((one) => one.name === old)) {
       await this.changeClasses("rename", { old, new: name }, [old], name, () => {
-        settings.order = place(settings.order);
+        settings.order = renamed(settings.order);
       });
     } else {
       if (this.classes.some((one) => one.name === name)) throw new Error(`There is already a class “${name}”.`);
-      [settings.order, settings.empty] = [place(settings.order), place(settings.empty)];
+      [settings.order, settings.empty] = [renamed(settings.order), renamed(settings.empty)];
       await this.arrangeAndKeep();
     }
   }

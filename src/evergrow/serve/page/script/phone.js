@@ -13,10 +13,10 @@ export function phoneButton() {
 }
 
 function openCode() {
-  const place = make("div.code-to-scan");
+  const code = make("div.code-to-scan");
   const dialog = openWindow("Use your phone", [
     make("p", {}, "Scan this with the camera of a phone in the same network, then open the address."),
-    place,
+    code,
     make("p.hint", {}, "The phone warns once, because this computer made the certificate. Anybody with the code "
       + "can teach and ask for an hour, but cannot delete models."),
   ]);
@@ -24,11 +24,11 @@ function openCode() {
   const show = async () => {
     try {
       const { address, svg, seconds } = await ask("/lan");
-      fill(place, make("img", { src: `data:image/svg+xml,${encodeURIComponent(svg)}`, alt: "QR code of the address" }),
+      fill(code, make("img", { src: `data:image/svg+xml,${encodeURIComponent(svg)}`, alt: "QR code of the address" }),
         make("p.hint", {}, address.split("#")[0]));
       timer = setTimeout(show, 1000 * Math.max(5, seconds));
     } catch (problem) {
-      fill(place, make("p", { role: "alert" }, problem.message));
+      fill(code, make("p", { role: "alert" }, problem.message));
     }
   };
   dialog.addEventListener("close", () => clearTimeout(timer));

@@ -4,10 +4,10 @@ import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js
 import { meantName } from "./dialogs.js";
 import { clearDraft, keepDraft } from "./drafts.js";
 import { toReview } from "./importing.js";
-import { chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
+import { chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./intake.js";
 import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./kept.js";
-import { caution, countOf, folded, isUnknown, nearestOf, typedSamples } from "./samples.js";
+import { caution, countOf, folded, isUnknown, nearestOf, rivalOf, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
 import {
   forgetUnlabelled, groupWords, hasGuesses, learnUnlabelled, MOST, openGroups, suggested,
@@ -66,9 +66,7 @@ export class QueueView {
   /** Add dropped or chosen images to the queue. */
   take(coming) {
     return attempt(this.problems, async () => {
-      const { images } = await coming;
-      if (!images.length) throw new Error("No image found.");
-      await toReview(this.model, images);
+      await toReview(this.model, imagesIn(await coming));
     });
   }
 
@@ -118,10 +116,10 @@ export class QueueView {
       const [first, second] = answer.top;
       return (isUnknown(answer) ? -1 : 0) + first.value - (second?.value ?? 0);
     };
-    const place = ({ id }) => this.order.get(id) ?? this.order.size;
+    const rankOf = ({ id }) => this.order.get(id) ?? this.order.size;
     const isLater = ({ id }) => (id === this.pinned && !this.skipped.has(id) ? -1 : Number(this.skipped.has(id)));
     return [...this.model.queue].sort((one, other) => isLater(one) - isLater(other)
-      || place(one) - place(other) || sureness(one) - sureness(other) || one.id - other.id);
+      || rankOf(one) - rankOf(other) || sureness(one) - sureness(other) || one.id - other.id);
   }
 
   /** Show the first sample with its buttons, and thumbnails of the next ones. */
@@ -171,7 +169,7 @@ export class QueueView {
         all.map((sample) => ({
           content: sample, isUnknown: isOdd(sample), look: () => looks(sample, "Unknown"),
         })),
-        (places, name) => this.model.teachAgain(places.map((i) => all[i]), name, { hold: true, atOnce: 1024 }))));
+        (indices, name) => this.model.teachAgain(indices.map((i) => all[i]), name, { hold: true, atOnce: 1024 }))));
     const some = queue.slice(0, MOST);
     const learn = this.known > 1 && some.length > 1 && iconButton("check", `Learn from ${some.length} without labels`,
       () => void attempt(this.problems, () => learnUnlabelled(this.model, some)));
@@ -228,9 +226,11 @@ export class QueueView {
   verdict() {
     const answer = this.answers.get(this.current?.id);
     if (!answer) return this.model.isReady ? "Asking…" : "The model does not answer yet.";
-    const [first, second] = answer.top;
+    const [first] = answer.top;
     if (isUnknown(answer)) return `Unknown. Looks most like ${nearestOf(answer)}.`;
-    if (second && first.value - second.value < 0.5) return `Either ${first.class} or ${second.class}.`;
+    const rival = rivalOf(answer, answer.measure);
+    if (rival) return `Either ${first.class} or ${rival}.`;
+    if (answer.unsure) return `Unsure. Perhaps ${first.class}.`;
     if (answer.measure !== "probability") return `The model says ${first.class}.`;
     const rough = caution(this.model.kind, this.model.classes) ? ", roughly: it has few examples" : "";
     return `The model says ${first.class}, ${Math.round(100 * first.value)} % sure${rough}.`;

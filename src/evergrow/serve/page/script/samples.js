@@ -139,6 +139,14 @@ export const nearestOf = ({ label, nearest, top }) => label ?? nearest?.class ??
 /** Return whether a prediction says that the sample is unknown. */
 export const isUnknown = ({ unknown, label }) => unknown === true || label === null;
 
+const CLEAR_LEAD = 0.2; // difference of probabilities from which on one class is the answer
+
+/** Return the second class if it is nearly as probable as the first, otherwise null. */
+export function rivalOf({ top }, measure) {
+  const [first, second] = top;
+  return measure === "probability" && second && first.value - second.value < CLEAR_LEAD ? second.class : null;
+}
+
 /**
  * Return how many of n new samples of a class to hold out.
  * @param {number} share - Fraction of all samples of the class that is held out.

@@ -25,7 +25,7 @@ export class ShareView {
       make("div.row", {}, iconButton("bin", "Delete this model", () => this.deleteIt(), { kind: ".danger-text" })));
     this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Download"), this.about,
       make("div.row", {}, this.evg, this.onnx), this.files),
-    make("section", {}, make("h2", {}, "Use it without this page"),
+    make("section", {}, make("h2", {}, "Use it in programs"),
       make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes),
     this.deleting);
     model.addEventListener("change", () => this.update());

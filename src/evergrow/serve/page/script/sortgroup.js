@@ -3,7 +3,7 @@
 import { fill, make } from "./dom.js";
 import { openWindow } from "./dialogs.js";
 import { lazyImage, watchAgain } from "./lazy.js";
-import { answerOf, classOf } from "./sorting.js";
+import { answerOf, classOfGroup } from "./sorting.js";
 
 const SHOWN = 60; // images before "show more"
 
@@ -22,12 +22,12 @@ export class SortGroup {
   }
 
   /** Show these items. */
-  show(items, least) {
-    Object.assign(this, { items, least });
+  show(items, limits) {
+    Object.assign(this, { items, limits });
     this.element.hidden = !items.length && !this.group.startsWith("class:");
     this.element.classList.toggle("none", !items.length);
     this.count.textContent = items.length.toLocaleString("en");
-    const name = classOf(this.group);
+    const name = classOfGroup(this.group);
     this.isNew.hidden = name === null || this.view.model.classes.some((one) => one.name === name);
     if (this.open === null) return;
     this.draw();
@@ -51,7 +51,7 @@ export class SortGroup {
     this.list.hidden = !shown.length;
     this.more.hidden = !this.open || this.items.length <= this.limit;
     this.more.textContent = `Show more of ${this.title} (${this.items.length - shown.length})`;
-    const key = shown.map((item) => `${item.id} ${answerOf(item, this.group)}`).join("\n");
+    const key = shown.map((item) => `${item.id} ${answerOf(item, this.limits)}`).join("\n");
     if (this.list.dataset.key === key) return;
     this.list.dataset.key = key;
     const gone = new Map(this.tiles);
@@ -67,7 +67,7 @@ export class SortGroup {
 
   /** Return the thumbnail of an item with its prediction. */
   tileOf(item) {
-    const answer = answerOf(item, this.group);
+    const answer = answerOf(item, this.limits);
     if (!this.tiles.has(item)) {
       const tile = make("li.tile-image", {
         role: "option", draggable: true, tabIndex: -1, title: item.image.name, aria: { selected: false },
@@ -128,7 +128,7 @@ export class SortGroup {
   // -- by key ------------------------------------------------------------------------------------------------------
 
   key(event) {
-    const at = this.placeOfFocus();
+    const at = this.indexOfFocus();
     const tiles = [...this.list.children];
     const columns = tiles.filter((tile) => tile.offsetTop === tiles[0].offsetTop).length;
     const to = {
@@ -147,12 +147,12 @@ export class SortGroup {
     }
   }
 
-  placeOfFocus() { return [...this.list.children].indexOf(document.activeElement); }
+  indexOfFocus() { return [...this.list.children].indexOf(document.activeElement); }
 
   /** Focus the image at an index, so that keyboard users continue there. */
-  focusAt(place) {
+  focusAt(index) {
     const tiles = this.list.children;
-    (tiles[Math.min(place, tiles.length - 1)] ?? this.head).focus();
+    (tiles[Math.min(index, tiles.length - 1)] ?? this.head).focus();
   }
 
   /** Let Tab reach one image of the group, and arrow keys the others. */

@@ -3,6 +3,7 @@
 import { pauseAfter } from "./api.js";
 import { contentOf } from "./reading.js";
 import { isUnknown, nearestOf, presentEvent } from "./samples.js";
+import { isDoubtful, isUnfamiliar } from "./strictness.js";
 
 const AT_ONCE = 24; // images per request
 const LANES = 2; // requests at the same time, which limits the images that are unpacked in memory
@@ -12,10 +13,10 @@ export const UNSURE = "unsure";
 export const UNREADABLE = "unreadable";
 
 /** Return the group of a class. Its name differs from the names of the special groups. */
-export const groupOf = (name) => `class:${name}`;
+export const groupOfClass = (name) => `class:${name}`;
 
 /** Return the class of a group; null for the groups of unknown, unsure and unreadable images. */
-export const classOf = (group) => (group.startsWith("class:") ? group.slice(6) : null);
+export const classOfGroup = (group) => (group.startsWith("class:") ? group.slice(6) : null);
 
 /**
  * Predict images and store the predictions in their items.
@@ -24,13 +25,13 @@ export const classOf = (group) => (group.startsWith("class:") ? group.slice(6) :
  * @param {function(Array)} onProgress - Called with the items of each request that was answered.
  * @param {AbortSignal} signal - Stops it.
  */
-export async function askAbout(model, items, onProgress, signal) {
+export async function predictItems(model, items, onProgress, signal) {
   let next = 0;
   async function lane() {
     while (next < items.length && !signal.aborted) {
       const part = items.slice(next, next + AT_ONCE);
       next += part.length;
-      await askAboutSome(model, part, signal);
+      await predictPart(model, part, signal);
       onProgress(part);
     }
   }
@@ -38,7 +39,7 @@ export async function askAbout(model, items, onProgress, signal) {
 }
 
 /** Predict the items of one request. */
-async function askAboutSome(model, part, signal) {
+async function predictPart(model, part, signal) {
   const readable = [];
   for (const item of part) {
     if (signal.aborted) return;
@@ -65,66 +66,101 @@ async function askAboutSome(model, part, signal) {
 function note(model, item, { answers, measure, revision }, i) {
   const answer = answers[i];
   Object.assign(item, {
-    done: true, error: "", label: nearestOf(answer), unknown: isUnknown(answer), revision,
+    done: true,
+    error: "",
+    label: nearestOf(answer),
+    unknown: isUnknown(answer),
     value: measure === "probability" ? answer.top?.[0]?.value ?? null : null,
+    novelty: answer.novelty ?? null,
+    familiarity: answer.familiarity ?? null,
+    revision,
     event: presentEvent(model.record, null), // the change after which its names were current
   });
 }
 
+/** Prediction of an item before there is any. */
+export const NO_PREDICTION = {
+  done: false, error: "", label: "", value: null, novelty: null, familiarity: null, unknown: false, revision: null,
+  event: null,
+};
+
 /**
  * Return an image as an item. moved: group to which the user moved it. sample: sample that was taught. key: key in the
- * store of this browser, null if it is not stored.
+ * store of this browser, null if it is not stored. familiarity: fraction of known images that are at least as novel.
  */
 export function itemOf(image, id) {
-  return {
-    image, id, done: false, error: "", label: "", value: null, unknown: false, moved: null, taught: false,
-    sample: null, revision: null, event: null, key: null,
-  };
+  return { image, id, ...NO_PREDICTION, moved: null, taught: false, sample: null, key: null };
 }
 
-/** Return the group of an item. Predictions below a probability are unsure. */
-export function placeOf(item, least) {
+/** Return the group of an item. Predictions outside of the limits (see strictness.js) are unsure. */
+export function groupOf(item, limits) {
   if (item.moved) return item.moved;
   if (item.error) return UNREADABLE;
   if (item.unknown) return UNKNOWN;
-  return item.value !== null && item.value < least ? UNSURE : groupOf(item.label);
+  return isUnfamiliar(item, limits) || isDoubtful(item, limits) ? UNSURE : groupOfClass(item.label);
 }
 
-/** Return the state of a correction in words. */
-function stateOf({ taught, sample }) {
-  if (!taught) return "Corrected";
+/** Compare two items of a group: corrected ones first, then the least familiar, then the least certain. */
+export function byUrgency(one, other) {
+  return Number(!one.moved) - Number(!other.moved)
+    || (one.familiarity ?? 1) - (other.familiarity ?? 1)
+    || (other.novelty ?? 0) - (one.novelty ?? 0)
+    || (one.value ?? 0) - (other.value ?? 0);
+}
+
+// -- in words --------------------------------------------------------------------------------------------------------
+
+/** Return the state of an image that the user moved. */
+function stateOf({ taught, sample, done, unknown, label, moved }) {
+  const isConfirmed = done && moved === (unknown ? UNKNOWN : groupOfClass(label));
+  if (!taught) return isConfirmed ? "Confirmed" : "Corrected";
   if (!sample?.waiting) return "Taught";
   return sample.waiting.error ? "Not taught" : "Waiting";
 }
 
-/** Return the prediction of an item in a few words. Unknown images have no percentage. */
-export function answerOf(item, place) {
-  if (item.moved) return stateOf(item);
-  if (item.error) return item.error;
-  if (item.unknown) return `Like ${item.label}?`;
-  // Rounded down, so that 79.6 is not shown as the 80 that would be sure.
-  const sure = item.value === null ? "" : `${Math.floor(100 * item.value)} %`;
-  return place === UNSURE ? `${sure} ${item.label}?` : sure;
+/** Return a probability in percent, rounded down so that 79.6 is not shown as the 80 that would be certain. */
+const percentOf = ({ value }) => (value === null ? "" : `${Math.floor(100 * value)} %`);
+
+/** Return what the model had said about a corrected image. */
+function formerAnswer(item) {
+  if (!item.done || !item.label) return "";
+  return item.unknown ? "The model said: unknown" : `The model said: ${item.label} ${percentOf(item)}`.trim();
 }
 
-// -- out again -------------------------------------------------------------------------------------------------------
+/** Return the prediction of an item in a few words. Unknown and unfamiliar images have no percentage. */
+export function answerOf(item, limits) {
+  if (item.moved) return [stateOf(item), formerAnswer(item)].filter(Boolean).join(". ");
+  if (item.error) return item.error;
+  if (item.unknown) return `Like ${item.label}?`;
+  if (isDoubtful(item, limits)) return `${percentOf(item)} ${item.label}?`;
+  return isUnfamiliar(item, limits) ? `${item.label}? Unfamiliar` : percentOf(item);
+}
 
-/** Return a CSV table of all items, with the columns of the command "sort". */
-export function tableOf(items, least) {
-  const cell = (text) => {
-    const plain = String(text).replace(/[\u0000-\u001f\u007f]/g, " ");
-    const safe = /^[=+\-@]/.test(plain) ? `'${plain}` : plain; // otherwise spreadsheets take it for a formula
-    return /[",']/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-  };
-  const rows = items.filter((item) => item.done).map((item) => {
-    const place = placeOf(item, least);
-    const answer = item.moved ? classOf(place) ?? "" : item.unknown || item.error ? "" : item.label;
-    const sure = item.moved || item.unknown || item.error || item.value === null ? "" : item.value.toFixed(4);
-    const how = item.moved ? "corrected" : item.error ? item.error : "";
-    return [item.image.name, answer, sure, classOf(place) ?? place, how].map(cell).join(",");
-  });
-  return new Blob([`file,answer,probability,place,note\r\n${rows.map((row) => `${row}\r\n`).join("")}`],
-    { type: "text/csv" });
+// -- files -----------------------------------------------------------------------------------------------------------
+
+/** Return a text as a cell of a CSV table. */
+function cellOf(text) {
+  const plain = String(text).replace(/[\u0000-\u001f\u007f]/g, " ");
+  const safe = /^[=+\-@]/.test(plain) ? `'${plain}` : plain; // otherwise spreadsheets take it for a formula
+  return /[",']/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+/** Return an item as a line of the table. Only images that have a predicted class have a probability. */
+function lineOf(item, limits) {
+  const group = groupOf(item, limits);
+  const isPredicted = !item.moved && !item.unknown && !item.error;
+  const probability = isPredicted && item.value !== null ? item.value.toFixed(4) : "";
+  const novelty = item.novelty === null || item.error ? "" : Number(item.novelty.toPrecision(6));
+  const name = item.moved ? classOfGroup(group) ?? "" : isPredicted && item.label || "";
+  const note = item.moved ? "corrected" : item.error;
+  const place = classOfGroup(group) ?? group;
+  return [item.image.name, name, probability, place, note, novelty].map(cellOf).join(",");
+}
+
+/** Return a CSV table of all items. */
+export function tableOf(items, limits) {
+  const lines = items.filter((item) => item.done).map((item) => `${lineOf(item, limits)}\r\n`);
+  return new Blob([`file,answer,probability,place,note,novelty\r\n${lines.join("")}`], { type: "text/csv" });
 }
 
 /** Return a similar name that is valid for files and folders on every system. */
@@ -135,7 +171,7 @@ export function fileName(name) {
 }
 
 /** Return the path of every image in a zip of folders. Paths are different also without regard to case. */
-export function pathsOf(items, least) {
+export function pathsOf(items, limits) {
   const taken = new Set();
   const free = (wanted, ending = "") => {
     let path = wanted + ending;
@@ -144,10 +180,10 @@ export function pathsOf(items, least) {
     return path;
   };
   const folders = new Map([UNKNOWN, UNSURE].map((group) => [group, free(group)])); // they get these names
-  return items.filter((item) => item.done && placeOf(item, least) !== UNREADABLE).map((item) => {
-    const place = placeOf(item, least);
-    if (!folders.has(place)) folders.set(place, free(fileName(classOf(place))));
+  return items.filter((item) => item.done && groupOf(item, limits) !== UNREADABLE).map((item) => {
+    const group = groupOf(item, limits);
+    if (!folders.has(group)) folders.set(group, free(fileName(classOfGroup(group))));
     const [, stem, ending = ""] = fileName(item.image.name.split("/").pop()).match(/^(.*?)(\.[^.]*)?$/s);
-    return { path: free(`${folders.get(place)}/${stem}`, ending), packed: item.image.packed };
+    return { path: free(`${folders.get(group)}/${stem}`, ending), packed: item.image.packed };
   });
 }

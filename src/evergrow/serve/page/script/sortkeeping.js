@@ -15,7 +15,7 @@ function lossOf({ images, corrections }, total) {
     + "them. Your corrections are kept.";
 }
 
-/** Shows what is stored, and images that were sorted with another model of the same name. */
+/** Shows what cannot be stored, and images that were sorted with another model of the same name. */
 export class KeepingNote {
   /**
    * @param {SortSet} set - The images.
@@ -24,43 +24,43 @@ export class KeepingNote {
   constructor(set, adopted) {
     Object.assign(this, { set, adopted });
     this.problems = make("div.problems");
-    this.kept = make("p.hint", {}, "The images are kept in this browser only, until you teach or discard them.");
+    this.kept = make("p.hint", {}, "The images are kept in this browser only, until you teach or remove them.");
     this.loss = make("div", { role: "status" });
-    this.strangers = make("div");
-    this.element = make("div.stack.keeping", {}, this.strangers, this.problems, this.loss, this.kept);
+    this.foreign = make("div");
+    this.element = make("div.stack.keeping", {}, this.foreign, this.problems, this.loss);
     set.addEventListener("change", () => this.update());
     this.update();
   }
 
   update() {
-    const { items, strangers, model } = this.set;
+    const { items, foreign, model } = this.set;
     const text = lossOf(this.set.unkept(), items.length);
     this.kept.hidden = Boolean(text) || !items.length;
     if (this.loss.dataset.text !== text) {
       this.loss.dataset.text = text;
       fill(this.loss, text && make("div.notice", {}, icon("warning"), make("p", {}, text)));
     }
-    this.element.hidden = !items.length && !strangers.length;
-    const n = String(strangers.length);
-    if (this.strangers.dataset.n === n) return;
-    this.strangers.dataset.n = n;
-    fill(this.strangers, strangers.length > 0 && make("div.notice.mild", { role: "status" }, icon("warning"),
-      make("p", {}, `${plural(strangers.length, "image")} in this browser `
-        + `${strangers.length === 1 ? "belongs" : "belong"} to another model that is also named “${model.name}”.`),
+    this.element.hidden = !text && !foreign.length && !this.problems.childElementCount;
+    const n = String(foreign.length);
+    if (this.foreign.dataset.n === n) return;
+    this.foreign.dataset.n = n;
+    fill(this.foreign, foreign.length > 0 && make("div.notice.mild", { role: "status" }, icon("warning"),
+      make("p", {}, `${plural(foreign.length, "image")} in this browser `
+        + `${foreign.length === 1 ? "belongs" : "belong"} to another model that is also named “${model.name}”.`),
       action(() => this.adopt(), "Sort them with this model"),
-      action(() => this.askToDiscardStrangers(), "Discard them")));
+      action(() => this.askToRemoveForeign(), "Remove them")));
   }
 
   adopt() {
     return attempt(this.problems, async () => {
-      await this.set.adoptStrangers();
+      await this.set.adoptForeign();
       this.adopted();
     });
   }
 
-  askToDiscardStrangers() {
-    const { strangers } = this.set;
-    askToDiscard(strangers.length, strangers.filter(({ moved }) => moved).length, () => this.set.discardStrangers());
+  askToRemoveForeign() {
+    const { foreign } = this.set;
+    askToRemove(foreign.length, foreign.filter(({ moved }) => moved).length, () => this.set.discardForeign());
   }
 }
 
@@ -70,16 +70,16 @@ export class KeepingNote {
  * @param {number} corrections - Number of them that were corrected and not taught.
  * @param {function(): Promise} work - Removes them.
  */
-export function askToDiscard(images, corrections, work) {
+export function askToRemove(images, corrections, work) {
   const lost = corrections ? `${plural(corrections, "correction")} not taught yet will be lost. ` : "";
   askFor({
-    title: `Discard ${plural(images, "image")}?`,
-    text: `${lost}The images are removed from this browser. Your files and the model stay as they are.`,
-    verb: "Discard",
+    title: `Remove ${plural(images, "image")} from this page?`,
+    text: `${lost}This browser stops keeping the images. Your files and the model stay as they are.`,
+    verb: "Remove",
     danger: true,
     work: async () => {
       await work();
-      confirmDone(`Discarded ${plural(images, "image")}.`);
+      confirmDone(`Removed ${plural(images, "image")} from this page.`);
     },
   });
 }

@@ -8,13 +8,15 @@
 
 import { imageFromStore } from "./intake.js";
 import { labelling, presentEvent, renamedSince } from "./samples.js";
-import { classOf, groupOf, itemOf } from "./sorting.js";
+import { classOfGroup, groupOfClass, itemOf, NO_PREDICTION } from "./sorting.js";
 import { dropSorted, isLasting, keepSorted, sortedBytes, sortedOf } from "./store.js";
 
 const KEPT_BYTES = 2 ** 30; // total size of stored images without a correction
 const AT_ONCE = 24; // images per transaction
 const SETTLED = 300; // milliseconds until predictions are stored, and until changes by other tabs are read
-const KEPT_FIELDS = ["done", "error", "label", "value", "unknown", "moved", "revision", "event"];
+const KEPT_FIELDS = [
+  "done", "error", "label", "value", "novelty", "familiarity", "unknown", "moved", "revision", "event",
+];
 
 const tabs = new BroadcastChannel("evergrow-sort"); // messages are names of models whose images changed
 const leftOver = new Map(); // promises of items that could not be stored, by model; they last until the page is closed
@@ -32,7 +34,7 @@ export class SortSet extends EventTarget {
   /** @param {OpenModel} model - The model that the images are sorted with. */
   constructor(model) {
     super();
-    Object.assign(this, { model, items: [], strangers: [], loaded: false, lastId: 0, keptBytes: 0 });
+    Object.assign(this, { model, items: [], foreign: [], loaded: false, lastId: 0, keptBytes: 0 });
     Object.assign(this, { dirty: new Set(), refused: new Set(), writing: null, isFull: false });
     this.turn = Promise.resolve();
     this.birth = birthOf(model.record);
@@ -78,7 +80,7 @@ export class SortSet extends EventTarget {
   async read() {
     const records = await sortedOf(this.model.name);
     const born = records.filter(({ birth }) => birth === this.birth);
-    this.strangers = records.filter(({ birth }) => birth !== this.birth);
+    this.foreign = records.filter(({ birth }) => birth !== this.birth);
     const kept = new Map(born.map((record) => [record.key, record]));
     const gone = this.items.filter((item) => item.key !== null && !kept.has(item.key));
     this.removeFromList(gone);
@@ -281,17 +283,17 @@ export class SortSet extends EventTarget {
   }
 
   /** Remove images that were sorted with another model of this name. */
-  async discardStrangers() {
-    await dropSorted(this.strangers.map(({ key }) => key));
+  async discardForeign() {
+    await dropSorted(this.foreign.map(({ key }) => key));
     await this.load();
     this.tellOthers();
   }
 
   /** Sort images of another model of this name with this one. Corrections stay. */
-  async adoptStrangers() {
+  async adoptForeign() {
     const event = presentEvent(this.model.record, null);
-    const fresh = { birth: this.birth, done: false, error: "", label: "", value: null, unknown: false, event };
-    await keepSorted(this.strangers.map((record) => ({ record: { ...record, ...fresh }, bytes: null })));
+    const fresh = { ...NO_PREDICTION, birth: this.birth, event };
+    await keepSorted(this.foreign.map((record) => ({ record: { ...record, ...fresh }, bytes: null })));
     await this.load();
     this.tellOthers();
   }
@@ -322,8 +324,9 @@ export class SortSet extends EventTarget {
       item.label = rename(item.label);
       const { sample } = item;
       if (sample) followSample(item, present.has(sample) || sample.isCopy ? labelOf(sample) : null);
-      else if (item.moved && classOf(item.moved)) item.moved = groupOf(rename(classOf(item.moved)));
+      else if (item.moved && classOfGroup(item.moved)) item.moved = groupOfClass(rename(classOfGroup(item.moved)));
       item.event = event;
+      if (item.moved && !known.has(item.label)) item.label = ""; // the page does not name classes that are gone
       if (before !== `${item.label}\n${item.moved}\n${item.taught}`) touched.push(item);
       if (item.done && !item.moved && !item.error && !known.has(item.label)) outdated.push(item);
     }
@@ -340,14 +343,14 @@ export class SortSet extends EventTarget {
 
 /** Copy the fields of a record into an item. Return the item. */
 function take(item, record) {
-  for (const field of KEPT_FIELDS) item[field] = record[field];
+  for (const field of KEPT_FIELDS) if (field in record) item[field] = record[field];
   return item;
 }
 
 /** Move a taught item to the class of its sample; if the sample was undone, to its predicted group. */
 function followSample(item, label) {
   item.taught = label !== null;
-  item.moved = label === null ? null : groupOf(label);
+  item.moved = label === null ? null : groupOfClass(label);
 }
 
 /** Let an image refer to its contents directly, since it will be removed from the store. */

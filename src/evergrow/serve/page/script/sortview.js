@@ -4,29 +4,27 @@ import { save } from "./api.js";
 import { announce, fill, iconButton, make, plural } from "./dom.js";
 import { askFor, field, meantName } from "./dialogs.js";
 import { settleCopies } from "./importing.js";
-import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
+import { chooser, IMAGES_AND_ZIPS, imagesIn } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
 import { keptContentOf } from "./reading.js";
 import { guardLeaving } from "./leaving.js";
 import { caution, presentEvent, raiseRefused } from "./samples.js";
+import { SortBar } from "./sortbar.js";
 import { SortGroup } from "./sortgroup.js";
 import {
-  askAbout, classOf, groupOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
+  byUrgency, classOfGroup, groupOf, groupOfClass, pathsOf, predictItems, tableOf, UNKNOWN, UNREADABLE, UNSURE,
 } from "./sorting.js";
-import { askToDiscard, KeepingNote } from "./sortkeeping.js";
+import { askToRemove, KeepingNote } from "./sortkeeping.js";
 import { SortSet } from "./sortset.js";
-import { compareWithTaught, groupUnknown, MOST_GROUPED } from "./sortstudies.js";
-import { groupWords } from "./unlabelled.js";
+import { Comparison, groupUnknown } from "./sortstudies.js";
+import { limitsOf } from "./strictness.js";
 import { packedBlob, zipOf } from "./zip.js";
 
-const LEAST = 80; // percent from which on a prediction is sure, as in the command
 const REDRAW = 250; // milliseconds between updates while predictions arrive
 const FEW = 12; // number of groups up to which all are open at first
-const LEAST_COMPARED = 20; // number of images from which on drift can be tested
 const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
-
-/** Order of items in a group: moved ones first, then the least certain. */
-const urgency = ({ moved, value }) => (moved ? -1 : value ?? 0);
+const HELP = "Drag an image to its group, or select some and name their class. "
+  + "Keys: arrows move the focus, Space selects, 1 to 9 or M moves to a class, U to unknown, Enter enlarges.";
 
 export class SortView {
   constructor(model) {
@@ -37,22 +35,45 @@ export class SortView {
     this.problems = make("div.problems");
     this.list = make("div.groups");
     this.start = this.startPanel();
-    this.bar = this.toolbar();
+    this.bar = new SortBar(model, this.actions());
     this.choice = this.selectionBar();
-    const keys = make("p.hint.keys", {}, "Drag an image to its group, or select some and name their class. "
-      + "Keys: arrows move the focus, Space selects, 1 to 9 or M moves to a class, U to unknown, Enter enlarges.");
     this.rough = make("p.hint");
-    this.drift = make("p", { role: "status" });
-    this.about = make("div.stack", {}, make("div", {}, this.rough, keys), this.drift);
-    this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.keeping.element, this.about,
-      this.list, this.choice);
-    model.signal.addEventListener("abort", () => this.running?.abort());
-    document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
-    model.addEventListener("change", () => this.follow());
-    this.set.addEventListener("change", () => this.arrange());
-    guardLeaving(() => this.set.isAtRisk(), model.signal);
+    this.comparison = new Comparison(this);
+    this.about = make("div.about", {}, this.bar.costs.element, this.rough, make("p.hint.keys", {}, HELP),
+      this.comparison.element);
+    this.element = make("div.sort", {}, this.start, this.bar.element, this.problems, this.keeping.element, this.about,
+      this.list, this.keeping.kept, this.choice);
+    this.listen();
     this.arrange();
     this.ready = this.load();
+  }
+
+  listen() {
+    const { model } = this;
+    const { signal } = model;
+    signal.addEventListener("abort", () => this.running?.abort());
+    document.addEventListener("keydown", (event) => this.key(event), { signal });
+    model.addEventListener("change", () => this.follow());
+    this.set.addEventListener("change", () => this.arrange());
+    guardLeaving(() => this.set.isAtRisk(), signal);
+  }
+
+  /** Return the functions that the toolbar calls. */
+  actions() {
+    return {
+      limit: () => this.arrange(),
+      stop: () => {
+        this.stopped = true;
+        this.running?.abort();
+      },
+      again: () => void this.run(this.items.filter((item) => this.isOutdated(item))),
+      teach: () => void this.teachCorrections(),
+      group: () => void groupUnknown(this),
+      compare: () => void this.comparison.run(),
+      table: () => save(tableOf(this.items, this.limits), "sorted.csv"),
+      zip: () => void this.saveZip(),
+      remove: () => this.askToRemoveAll(),
+    };
   }
 
   get items() { return this.set.items; }
@@ -79,7 +100,7 @@ export class SortView {
     if (waiting.length) void this.run(waiting);
   }
 
-  get least() { return Number(this.slider.value) / 100; }
+  get limits() { return limitsOf(this.model); }
 
   // -- what is above the images ------------------------------------------------------------------------------------
 
@@ -97,74 +118,39 @@ export class SortView {
         iconButton("image", "Choose a zip or images", () => files.click()), files));
   }
 
-  /** Return the controls for all images: threshold, predict, teach, download, discard. */
-  toolbar() {
-    this.progress = make("progress", { aria: { label: "Images sorted" }, value: 0 });
-    this.state = make("p.soft", { role: "status" });
-    this.slider = make("input", {
-      type: "range", id: "least", min: 0, max: 100, step: 1, value: LEAST, on: { input: () => this.arrange() },
-    });
-    this.shownLeast = make("output", { htmlFor: "least" });
-    this.stop = iconButton("close", "Stop", () => {
-      this.stopped = true;
-      this.running?.abort();
-    });
-    this.again = iconButton("redo", "Sort again", () => void this.run(this.items.filter((item) => !item.moved)));
-    this.group = iconButton("search", "", () => void groupUnknown(this));
-    this.compare = iconButton("image", "Still as taught?", () => void compareWithTaught(this));
-    this.teach = iconButton("check", "", () => void this.teachCorrections(), { kind: ".primary" });
-    this.table = iconButton("download", "Table (CSV)", () => save(tableOf(this.items, this.least), "sorted.csv"));
-    this.zip = iconButton("download", "Folders (zip)", () => void this.saveZip());
-    const discard = iconButton("bin", "Discard", () => this.askToDiscard());
-    return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
-      make("div.row", {}, this.state, this.progress, this.stop),
-      make("div.row.sure", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
-      make("div.row", {}, this.teach, this.group, this.compare, this.again, this.table, this.zip, discard));
-  }
-
   /** Return the controls for selected images. */
   selectionBar() {
     this.chosen = make("span", { role: "status" });
     const name = make("input", {
       required: true, maxLength: 200, autocomplete: "off", id: "move-to", placeholder: "Class", list: "known-classes",
-      aria: { label: "Move the chosen images to the class" },
+      aria: { label: "Move the selected images to the class" },
     });
     return make("form.selection", { hidden: true, on: { submit: async (event) => {
       event.preventDefault();
       const meant = await meantName(this.model.classes, name.value.trim());
       if (!meant) return;
       name.value = "";
-      this.move([...this.selected], groupOf(meant));
+      this.move([...this.selected], groupOfClass(meant));
     } } }, this.chosen, name, make("button.primary", { type: "submit" }, "Move"),
-    iconButton("close", "Choose none", () => this.select([]), { quiet: true }));
+    iconButton("close", "Select none", () => this.select([]), { quiet: true }));
   }
 
-  /** Show progress and counts, and enable the buttons that can be used now. */
+  /** Show what can be done now. */
   showState() {
-    const { items, running } = this;
-    const done = items.filter((item) => item.done).length;
-    const unsaid = this.corrections().length;
+    const { items } = this;
+    const nCorrections = this.corrections().length;
     this.start.hidden = items.length > 0;
     this.about.hidden = !items.length;
-    this.bar.hidden = !items.length;
     this.waiting.hidden = this.model.isReady;
-    this.progress.hidden = !running;
-    Object.assign(this.progress, { max: Math.max(1, items.length), value: done });
-    const all = plural(items.length, "image");
-    this.state.textContent = done === items.length ? `${all} sorted`
-      : `Sorted ${done.toLocaleString("en")} of ${all}${this.model.isReady ? "" : ". Teach a class first"}`;
-    this.shownLeast.textContent = `${this.slider.value} %`;
     this.rough.textContent = caution(this.model.kind, this.model.classes);
-    this.stop.hidden = !running;
-    this.again.hidden = Boolean(running) || !this.model.isReady || !items.some((item) => this.isOutdated(item));
-    const strange = this.unknown().length;
-    this.group.hidden = Boolean(running) || strange < 2 || this.model.readOnly;
-    this.group.lastChild.textContent = groupWords(strange, MOST_GROUPED);
-    this.compare.hidden = Boolean(running) || done < LEAST_COMPARED;
-    this.teach.hidden = !unsaid || this.model.readOnly;
-    this.teach.lastChild.textContent = `Teach ${plural(unsaid, "correction")}`;
-    this.model.dispatchEvent(new CustomEvent("corrected", { detail: unsaid }));
-    this.table.disabled = this.zip.disabled = !done;
+    this.bar.update(items, {
+      isRunning: Boolean(this.running),
+      nUnknown: this.unknown().length,
+      nCorrections,
+      nOutdated: items.filter((item) => this.isOutdated(item)).length,
+    });
+    this.comparison.dropIfOutdated();
+    this.model.dispatchEvent(new CustomEvent("corrected", { detail: nCorrections }));
   }
 
   /** Return whether the prediction of an item is missing or of an earlier state of the model. */
@@ -178,9 +164,8 @@ export class SortView {
   /** Sort dropped or chosen images, in addition to those that are there. */
   take(coming) {
     return attempt(this.problems, async () => {
-      const { images } = await coming;
+      const images = imagesIn(await coming);
       await this.ready;
-      if (!images.length) throw new Error("No image found.");
       if (!this.model.isReady) {
         this.model.addEventListener("change", () => { if (this.model.isReady) fill(this.problems); });
         throw new Error("The model sorts once it has a class. Teach one first.");
@@ -197,18 +182,17 @@ export class SortView {
     this.running?.abort();
     this.running = running;
     this.stopped = false;
-    fill(this.drift);
     for (const item of asked) item.done = false;
     this.arrange();
     await attempt(this.problems, async () => {
       try {
-        await askAbout(this.model, asked, (some) => this.answered(some), running.signal);
+        await predictItems(this.model, asked, (some) => this.answered(some), running.signal);
       } finally {
         if (this.running === running) this.running = null;
         this.arrange();
       }
     });
-    if (!running.signal.aborted) announce(this.state.textContent);
+    if (!running.signal.aborted) announce(this.bar.state.textContent);
   }
 
   /** Note that items were predicted, and update the groups soon. */
@@ -219,27 +203,21 @@ export class SortView {
 
   /** Put every image into its group and show the groups: those to check first, then the classes. */
   arrange() {
-    const places = new Map([UNSURE, UNKNOWN, UNREADABLE].map((group) => [group, []]));
-    for (const { name } of this.model.classes) places.set(groupOf(name), []);
-    for (const item of this.items) {
-      if (!item.done && !item.moved) continue;
-      const place = placeOf(item, this.least);
-      if (!places.has(place)) places.set(place, []);
-      places.get(place).push(item);
-    }
-    if (!this.running) for (const items of places.values()) items.sort((one, other) => urgency(one) - urgency(other));
+    const members = this.membersOfGroups();
     let at = 0;
-    for (const [group, items] of places) {
-      if (!this.groups.has(group)) this.groups.set(group, new SortGroup(this, group, TITLES[group] ?? classOf(group)));
+    for (const [group, items] of members) {
+      if (!this.groups.has(group)) {
+        this.groups.set(group, new SortGroup(this, group, TITLES[group] ?? classOfGroup(group)));
+      }
       const shown = this.groups.get(group);
-      const there = this.list.children[at] ?? null;
-      if (there !== shown.element) this.list.insertBefore(shown.element, there);
+      const present = this.list.children[at] ?? null;
+      if (present !== shown.element) this.list.insertBefore(shown.element, present);
       shown.openAtFirst(at < FEW);
-      shown.show(items, this.least);
+      shown.show(items, this.limits);
       at += 1;
     }
     for (const [group, { element }] of this.groups) {
-      if (places.has(group)) continue;
+      if (members.has(group)) continue;
       element.remove();
       this.groups.delete(group);
     }
@@ -247,11 +225,24 @@ export class SortView {
     this.showState();
   }
 
-  askToDiscard() {
+  /** Return the items of all groups as a Map. They are put in order when all predictions are there. */
+  membersOfGroups() {
+    const members = new Map([UNSURE, UNKNOWN, UNREADABLE].map((group) => [group, []]));
+    for (const { name } of this.model.classes) members.set(groupOfClass(name), []);
+    for (const item of this.items) {
+      if (!item.done && !item.moved) continue;
+      const group = groupOf(item, this.limits);
+      if (!members.has(group)) members.set(group, []);
+      members.get(group).push(item);
+    }
+    if (!this.running) for (const items of members.values()) items.sort(byUrgency);
+    return members;
+  }
+
+  askToRemoveAll() {
     const corrected = this.items.filter((item) => item.moved && !item.taught).length;
-    askToDiscard(this.items.length, corrected, async () => {
+    askToRemove(this.items.length, corrected, async () => {
       this.running?.abort();
-      fill(this.drift);
       this.select([]);
       await this.set.discard();
     });
@@ -263,7 +254,7 @@ export class SortView {
   select(items) {
     this.selected = new Set(items);
     this.choice.hidden = !items.length;
-    this.chosen.textContent = `${items.length} chosen`;
+    this.chosen.textContent = `${items.length} selected`;
     for (const group of this.groups.values()) group.showSelection();
   }
 
@@ -285,7 +276,7 @@ export class SortView {
     this.set.changed(readable);
     this.select([]);
     this.arrange();
-    announce(`${plural(readable.length, "image")} moved to ${TITLES[group] ?? classOf(group)}`);
+    announce(`${plural(readable.length, "image")} moved to ${TITLES[group] ?? classOfGroup(group)}`);
   }
 
   /** Ask for the name of a class and move images there. */
@@ -295,7 +286,7 @@ export class SortView {
       title: `Move ${plural(items.length, "image")}`, fields: [field("To the class", name)], verb: "Move",
       work: async () => {
         const meant = await meantName(this.model.classes, name.value.trim());
-        if (meant) this.move(items, groupOf(meant));
+        if (meant) this.move(items, groupOfClass(meant));
       },
     });
     name.focus();
@@ -305,37 +296,37 @@ export class SortView {
     const item = this.focused();
     if (!this.shown || !item || event.ctrlKey || event.metaKey || event.altKey) return;
     const numbered = this.model.classes[Number(event.key) - 1];
-    const work = numbered ? () => this.move(this.meant(item), groupOf(numbered.name)) : {
+    const work = numbered ? () => this.move(this.meant(item), groupOfClass(numbered.name)) : {
       m: () => this.askMove(this.meant(item)), u: () => this.move(this.meant(item), UNKNOWN),
       Escape: () => this.select([]),
     }[event.key];
     if (!work) return;
     event.preventDefault();
-    const { group, place } = this.focusPlace();
+    const { group, index } = this.focusIndex();
     work();
-    group.focusAt(place);
+    group.focusAt(index);
   }
 
   /** Return the group and index of the focused image, to focus it again after an update. */
-  focusPlace() {
+  focusIndex() {
     const group = [...this.groups.values()].find((one) => one.element.contains(document.activeElement));
-    return { group, place: group?.placeOfFocus() ?? -1 };
+    return { group, index: group?.indexOfFocus() ?? -1 };
   }
 
   /** Return the item of the focused image. */
   focused() {
-    const { group, place } = this.focusPlace();
-    return group?.items[place] ?? null;
+    const { group, index } = this.focusIndex();
+    return group?.items[index] ?? null;
   }
 
   /** Return the items that were moved to a class and not taught. */
   corrections() {
-    return this.items.filter((item) => item.moved && classOf(item.moved) && !item.taught);
+    return this.items.filter((item) => item.moved && classOfGroup(item.moved) && !item.taught);
   }
 
-  unknown() { return this.items.filter((item) => item.done && placeOf(item, this.least) === UNKNOWN); }
+  unknown() { return this.items.filter((item) => item.done && groupOf(item, this.limits) === UNKNOWN); }
 
-  known() { return this.items.filter((item) => item.done && !item.moved && classOf(placeOf(item, this.least))); }
+  known() { return this.items.filter((item) => item.done && !item.moved && classOfGroup(groupOf(item, this.limits))); }
 
   teachCorrections() {
     return attempt(this.problems, () => this.teachItems(this.corrections()));
@@ -343,9 +334,9 @@ export class SortView {
 
   /** Teach items as the classes to which they were moved. Return false if the user cancelled. */
   async teachItems(items) {
-    this.teach.disabled = true;
+    this.bar.teach.disabled = true;
     try {
-      const named = items.map(({ image, moved }) => ({ image, label: classOf(moved) }));
+      const named = items.map(({ image, moved }) => ({ image, label: classOfGroup(moved) }));
       const settled = await settleCopies(this.model, named);
       if (!settled) return false;
       const shown = [];
@@ -358,7 +349,6 @@ export class SortView {
       if (!this.model.stalled) confirmDone(`Learned ${plural(shown.length, "correction")}. Undo takes ${them} back.`);
       return true;
     } finally {
-      this.teach.disabled = false;
       this.arrange();
     }
   }
@@ -369,13 +359,13 @@ export class SortView {
   /** Save a zip with one folder per group and a table. */
   saveZip() {
     return attempt(this.problems, async () => {
-      this.zip.disabled = true;
+      this.bar.zip.disabled = true;
       try {
-        const files = pathsOf(this.items, this.least);
-        const table = tableOf(this.items, this.least);
+        const files = pathsOf(this.items, this.limits);
+        const table = tableOf(this.items, this.limits);
         files.push({ path: "sorted.csv", packed: () => packedBlob(table) });
-        const tell = (n) => { this.state.textContent = `Packing ${n} of ${files.length}…`; };
-        save(await zipOf(files, tell), "sorted.zip");
+        const showProgress = (n) => { this.bar.state.textContent = `Packing ${n} of ${files.length}…`; };
+        save(await zipOf(files, showProgress), "sorted.zip");
       } finally {
         this.showState();
       }

@@ -7,7 +7,7 @@
 
 const NAME = "evergrow";
 const VERSION = 2;
-const FULL = "This browser has no room left for this page. Free some space on this device, or discard images in Sort.";
+const FULL = "This browser has no room left for this page. Free some space on this device, or remove images in Sort.";
 const OLD_TAB = "An older version of this page is open in another tab. Close that tab, then reload this one.";
 let opening = null;
 let memory = null;
@@ -240,13 +240,13 @@ export async function dropModel(name) {
   await within(["models"], "readwrite", (store) => store.delete(name));
 }
 
-const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [], imported: [] };
+const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [], imported: [], limits: null };
 
 /**
  * Return the settings of a model.
  * @returns {Promise<Object>} name; order: names of classes in the order of their cards; empty: classes without samples;
  *   share: fraction held out for testing; collapsed: classes whose card is collapsed; imported: marks of the images of
- *   large imports.
+ *   large imports; limits: limits of Sort as in strictness.js, null for the usual ones.
  */
 export async function settingsOf(name) {
   return { name, ...DEFAULTS, ...(await within(["models"], "readonly", (store) => store.get(name))) };

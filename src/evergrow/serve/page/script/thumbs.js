@@ -18,11 +18,16 @@ export function looks(sample, describe) {
  */
 export function thumb(sample, describe, actions = []) {
   const described = sample.held ? `${describe}, for testing` : describe;
-  const state = sample.waiting ? ".waiting" : sample.held ? ".held" : "";
-  return make(`li.thumb${sample.blob ? "" : ".line"}${state}`, {
+  const picture = looks(sample, described);
+  const entry = make("li.thumb", {
     title: sample.held ? "For testing: it is never taught" : null, data: { id: sample.id },
-  }, looks(sample, described), actions.map((action) => make("button.round.small", {
+  }, sample.blob ? make("span.picture", {}, picture) : picture,
+  actions.map((action) => make("button.round.small", {
     type: "button", title: action.words, aria: { label: `${action.words}: ${described}` },
     on: { click: (event) => action.work(event.currentTarget) },
   }, icon(action.icon))));
+  entry.classList.toggle("line", !sample.blob);
+  entry.classList.toggle("waiting", Boolean(sample.waiting));
+  entry.classList.toggle("held", sample.held && !sample.waiting);
+  return entry;
 }

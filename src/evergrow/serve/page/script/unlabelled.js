@@ -58,40 +58,92 @@ export async function openGroups(model, things, learn) {
   const unknown = [...asked.keys()].filter((i) => asked[i].isUnknown); // also those moved to Unknown
   const contents = asked.map(({ content }) => content);
   const { groups } = await ask(`${model.path}/groups`, bodyOf(model.kind, contents, { unknown }));
-  const place = make("div.stack");
+  const list = make("div.stack");
   const dialog = openWindow("Unknown ones that look alike", [make("p.soft", {}, groups.length
-    ? "Give a group a name, and it is learned as a class. The most typical ones come first."
-    : "No groups found: too few images look alike."), place], { wide: true });
-  fill(place, groups.map((members, i) => groupForm(members, i, asked, model, learn)));
-  place.querySelector("input")?.focus();
+    ? "Click what does not belong to its group, then name the group: it is learned as a class. The most typical ones "
+      + "come first."
+    : "No groups found: too few images look alike."), list], { wide: true });
+  fill(list, groups.map((members, i) => new GroupForm(members, i + 1, asked, model, learn).element));
+  list.querySelector("input")?.focus();
   return dialog;
 }
 
-/** Return a group with a form to name it. */
-function groupForm(members, i, asked, model, learn) {
-  const problems = make("div.problems");
-  const name = make("input", {
-    required: true, maxLength: 200, autocomplete: "off", placeholder: "What are these?", list: "known-classes",
-    aria: { label: `Name of group ${i + 1}` },
-  });
-  const button = make("button.primary", { type: "submit" }, `Teach ${members.length}`);
-  button.setAttribute("aria-label", `Teach ${members.length}, group ${i + 1}`);
-  const thumbs = make("ul.thumbs");
-  const show = (n) => fill(thumbs, members.slice(0, n).map((at) => make("li.thumb", {}, asked[at].look())));
-  const more = members.length > SHOWN && action((event) => {
-    show(members.length);
-    event.currentTarget.remove();
-  }, `Show all ${members.length}`);
-  if (more) more.classList.add("link");
-  show(SHOWN);
-  const form = make("form.group-form", { aria: { label: `Group ${i + 1}` }, on: { submit: async (event) => {
-    event.preventDefault();
-    const wanted = await meantName(model.classes, name.value.trim());
-    if (!wanted) return;
-    button.disabled = true;
-    const done = await attempt(problems, () => learn(members, wanted));
-    button.disabled = false;
-    if (done) fill(form, make("p", { role: "status" }, `Learned ${plural(members.length, "example")} of ${wanted}.`));
-  } } }, thumbs, more, make("div.row", {}, name, button), problems);
-  return form;
+/** A group of similar samples, from which some can be left out, with a form to name it. */
+class GroupForm {
+  /**
+   * @param {number[]} members - Indices of the samples of the group.
+   * @param {number} number - Number of the group.
+   * @param {Array} things - All samples, as in openGroups.
+   * @param {OpenModel} model - The model.
+   * @param {function(number[], string): Promise} learn - As in openGroups.
+   */
+  constructor(members, number, things, model, learn) {
+    Object.assign(this, { members, number, things, model, learn, leftOut: new Set() });
+    this.problems = make("div.problems");
+    this.name = make("input", {
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "What are these?", list: "known-classes",
+      aria: { label: `Name of group ${number}` },
+    });
+    this.button = make("button.primary", { type: "submit" });
+    this.thumbs = make("ul.thumbs");
+    const more = members.length > SHOWN && action((event) => {
+      this.show(members.length);
+      event.currentTarget.remove();
+    }, `Show all ${members.length}`);
+    if (more) more.classList.add("link");
+    this.show(SHOWN);
+    this.element = make("form.group-form", {
+      aria: { label: `Group ${number}` },
+      on: {
+        submit: (event) => {
+          event.preventDefault();
+          void this.teach();
+        },
+      },
+    }, this.thumbs, more, make("div.row", {}, this.name, this.button), this.problems);
+    this.update();
+  }
+
+  /** Show the first n samples. */
+  show(n) {
+    fill(this.thumbs, this.members.slice(0, n).map((index, i) => make("li.thumb", {}, this.picker(index, i + 1))));
+  }
+
+  /** Return the image of a sample as a button that leaves the sample out, or takes it in again. */
+  picker(index, place) {
+    const words = `Leave out number ${place} of group ${this.number}: `;
+    const isOut = () => String(this.leftOut.has(index));
+    const button = make("button.picker", {
+      type: "button", title: "Leave it out, or take it in again", aria: { pressed: isOut() },
+    }, make("span.unseen", {}, words), this.things[index].look());
+    button.addEventListener("click", () => {
+      if (!this.leftOut.delete(index)) this.leftOut.add(index);
+      button.setAttribute("aria-pressed", isOut());
+      this.update();
+    });
+    return button;
+  }
+
+  get chosen() { return this.members.filter((index) => !this.leftOut.has(index)); }
+
+  update() {
+    const n = this.chosen.length;
+    this.button.textContent = `Teach ${n}`;
+    this.button.setAttribute("aria-label", `Teach ${n}, group ${this.number}`);
+    this.button.disabled = n === 0;
+  }
+
+  /** Teach the samples that are not left out. */
+  async teach() {
+    const { chosen } = this;
+    const wanted = await meantName(this.model.classes, this.name.value.trim());
+    if (!wanted || !chosen.length) return;
+    this.button.disabled = true;
+    const done = await attempt(this.problems, () => this.learn(chosen, wanted));
+    this.button.disabled = false;
+    if (!done) return;
+    const rest = this.leftOut.size ? ` ${this.leftOut.size} left out.` : "";
+    const words = `Learned ${plural(chosen.length, "example")} of ${wanted}.${rest}`;
+    fill(this.element, make("p", { role: "status" }, words));
+  }
 }

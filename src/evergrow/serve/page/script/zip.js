@@ -49,8 +49,8 @@ async function endOf(zip) {
     count: tail.getUint16(end + 10, true), size: tail.getUint32(end + 12, true), start: tail.getUint32(end + 16, true),
   };
   if (end < 20 || tail.getUint32(end - 20, true) !== FINDS_END_64) return plain;
-  const place = Number(tail.getBigUint64(end - 12, true));
-  const large = new DataView(await zip.slice(place, place + 56).arrayBuffer());
+  const offset = Number(tail.getBigUint64(end - 12, true));
+  const large = new DataView(await zip.slice(offset, offset + 56).arrayBuffer());
   if (large.byteLength < 56 || large.getUint32(0, true) !== END_64) throw new Error(`${zip.name} is damaged`);
   const [count, size, start] = [32, 40, 48].map((offset) => Number(large.getBigUint64(offset, true)));
   return { count, size, start };
@@ -71,10 +71,10 @@ function entryAt(view, at) {
     start: view.getUint32(at + 42, true),
     length,
   };
-  for (let place = at + 46 + names; place + 4 <= at + 46 + names + extra;) {
-    const [id, size] = [view.getUint16(place, true), view.getUint16(place + 2, true)];
-    if (id === 1) readLarge(entry, view, place + 4, place + 4 + size);
-    place += 4 + size;
+  for (let offset = at + 46 + names; offset + 4 <= at + 46 + names + extra;) {
+    const [id, size] = [view.getUint16(offset, true), view.getUint16(offset + 2, true)];
+    if (id === 1) readLarge(entry, view, offset + 4, offset + 4 + size);
+    offset += 4 + size;
   }
   return entry;
 }
