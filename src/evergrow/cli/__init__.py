@@ -5,6 +5,7 @@ A command is a function decorated with :func:`evergrow.cli.registry.command`.
 
 MODULES = (
     "fit",
+    "adapt",
     "predict",
     "evaluate",
     "inspect",

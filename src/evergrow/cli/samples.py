@@ -146,12 +146,14 @@ def check_layout(found: Dataset, *, as_is: bool, as_json: bool) -> None:
 def double_label_cautions(samples: Samples, data: str) -> list[str]:
     """Return a warning if images or texts have two labels, or an empty list.
 
-    Equal feature vectors can have different labels, so they are not compared.
+    Equal feature vectors can have different labels, so they are not compared. Remote
+    images are not compared, because each would be fetched a second time.
     """
-    if samples.kind == "features":
-        return []
+    from evergrow.data.storage import is_remote
     from evergrow.tools.data_check import find_double_labels
 
+    if samples.kind == "features" or is_remote(data):
+        return []
     found = find_double_labels(samples)
     if not found:
         return []

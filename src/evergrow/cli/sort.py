@@ -430,7 +430,11 @@ def _undo(path: Path, run: options.BackboneOptions) -> Answer:
     if os.path.lexists(path):
         rows = read_sort_table(path)
     n_before = sum(row.state in ("done", "undoing") for row in rows)
-    kept = undo_sort(path, progress=bool(run.encode_settings()["progress"]))
+    try:
+        kept = undo_sort(path, progress=bool(run.encode_settings()["progress"]))
+    except KeyboardInterrupt as error:
+        message = "Interrupted. The same command undoes the rest."
+        raise KeyboardInterrupt(message) from error
     n_undone = n_before - sum(row.state == "done" for row in kept)
     cautions = []
     if kept:

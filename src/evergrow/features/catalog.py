@@ -46,7 +46,6 @@ from evergrow.features.joined_backbone import (
 from evergrow.features.networks import (
     CATALOG,
     SENTENCE_PREFIX,
-    SEPARATOR,
     catalog_entry,
 )
 from evergrow.features.preprocess import PRESETS, Preprocessing
@@ -223,8 +222,7 @@ def network_names(name: str) -> list[str]:
         If a name is empty or repeated, or networks take different kinds of input.
     """
     folder = name.removeprefix(SENTENCE_PREFIX)
-    is_folder = folder != name and Path(folder).is_dir()
-    if is_folder or SEPARATOR not in name:
+    if folder != name and Path(folder).is_dir():
         return [name]
     names = split_names(name)
     kinds = ["text" if is_text_name(part) else "image" for part in names]

@@ -235,7 +235,7 @@ def _join_hashes(hashes: Sequence[str]) -> str:
 
 
 def split_names(name: str) -> list[str]:
-    """Return the names of several networks, joined by ``+``.
+    """Return the names of several networks. A single network gives one name.
 
     Raises
     ------
@@ -252,6 +252,8 @@ def split_names(name: str) -> list[str]:
         ...
     evergrow.core.errors.ParameterError: backbone must have a name on both sides of ...
     """
+    if SEPARATOR not in name:
+        return [name]
     names = [part.strip() for part in name.split(SEPARATOR)]
     _check_count(len(names))
     if not all(names):

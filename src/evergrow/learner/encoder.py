@@ -26,6 +26,7 @@ from evergrow.features.backbone import (
     LazyBackbone,
     check_recipe,
 )
+from evergrow.learner.adaptation_file import is_adaptation_file, read_adaptation_file
 from evergrow.learner.snapshot import Erased
 
 if TYPE_CHECKING:
@@ -136,6 +137,9 @@ class Encoder:
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
+        if is_adaptation_file(self.weights):
+            encoder._set_backbone(self._stored_adapted(is_auto), samples.items)
+            return encoder
         if not is_auto:
             encoder._create_backbone(self.requested, self.weights, samples.items)
             return encoder
@@ -154,15 +158,49 @@ class Encoder:
     def _create_backbone(
         self, requested: Any, weights: Any, items: Items | None
     ) -> None:
-        """Create the backbone; the size of the images decides their views."""
+        """Create the backbone and choose its recipe."""
         from evergrow.features.catalog import create_backbone
-        from evergrow.features.images import median_side
 
         backbone = requested
         if not isinstance(requested, Backbone):
             backbone = create_backbone(
                 requested, weights, self.preset, device=self.device
             )
+        self._set_backbone(backbone, items)
+
+    def _stored_adapted(self, is_auto: bool) -> Backbone:
+        """Return the adapted backbone that the file `weights` describes.
+
+        Raises
+        ------
+        WeightsError
+            If another backbone was requested.
+        FileFormatError
+            If the file is damaged.
+        """
+        from evergrow.adapt.adapted import adapted_from
+
+        adaptation = read_adaptation_file(self.weights)
+        name = adaptation.base.name
+        if isinstance(self.requested, str) and not is_auto and self.requested != name:
+            raise WeightsError(
+                f"backbone must be {name}, which {self.weights} was adapted from, got "
+                f"{self.requested!r}"
+            )
+        from evergrow.features.catalog import backbone_from_spec, create_backbone
+
+        if isinstance(self.requested, str):
+            base = backbone_from_spec(adaptation.base, device=self.device)
+        elif isinstance(self.requested, Backbone):
+            base = self.requested
+        else:
+            base = create_backbone(self.requested, device=self.device)
+        return adapted_from(_require_adaptable(base), adaptation)
+
+    def _set_backbone(self, backbone: Backbone, items: Items | None) -> None:
+        """Take a backbone; the size of the images decides the views of its recipe."""
+        from evergrow.features.images import median_side
+
         if self.recipe != "auto" or backbone.spec.is_plain:
             recipe = self.default_recipe if self.recipe == "auto" else self.recipe
             side = None
@@ -171,7 +209,7 @@ class Encoder:
             backbone = backbone.with_recipe(recipe, side)
         self._backbone = backbone
         self.spec = backbone.spec
-        if "tuner" in backbone.spec.options:  # the backbone was adapted before
+        if hasattr(backbone, "adaptation"):  # the backbone was adapted before
             from evergrow.adapt.adapted import adaptation_of
 
             self.adaptation = adaptation_of(backbone)
@@ -397,12 +435,16 @@ class Encoder:
             name = repr(given)
         else:
             is_module = is_instance_of(given, "torch.nn", "Module")
-            weights = given if is_module else self.weights
+            weights = given if is_module else self._base_weights()
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
             f"backbone must be the one that the model was made with, {spec.name} "
             f"(hash {spec.weights_hash}), got {name}"
         )
+
+    def _base_weights(self) -> Any:
+        """Return where the original weights are; None is the place in the spec."""
+        return None if is_adaptation_file(self.weights) else self.weights
 
 
 def _require_adaptable(backbone: Backbone) -> ImageBackbone:

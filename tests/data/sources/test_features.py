@@ -174,6 +174,29 @@ def test_blocks_in_shards_are_joined_like_those_of_a_data_set(tmp_path: Path) ->
     )
 
 
+def test_the_feature_files_of_a_folder_are_one_data_set(
+    alone: Path, tmp_path: Path
+) -> None:
+    X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    y = np.tile(["a", "b"], 6)
+    for name, rows in (
+        ("train-0", slice(4)),
+        ("train-1", slice(4, 8)),
+        ("test", slice(8, 12)),
+    ):
+        save_features(
+            alone / f"{name}.npz", Dataset.of(X[rows], y[rows], widths=(2, 3))
+        )
+    data = load_features(alone)
+    assert data.class_names == ("a", "b")
+    assert data.y_train.tolist() == [0, 1] * 4
+    expected = join_blocks(X, (2, 3))
+    assert np.array_equal(data.part("all").features, expected)
+    save_features(tmp_path / "one.npz", data)
+    again = load_features(tmp_path / "one.npz")
+    assert np.array_equal(again.part("all").features, expected)
+
+
 # -- lookup and partial reading --------------------------------------------------------
 
 
@@ -446,6 +469,12 @@ def test_kind_and_version_are_checked_and_unknown_fields_kept(tmp_path: Path) ->
     ):
         with pytest.raises(error):
             load_features(write(path, ARRAYS, evergrow=json.dumps(stamp)))
+
+
+def test_a_backbone_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "toy.npz", ARRAYS, backbone="[1]")
+    with pytest.raises(FileFormatError, match="backbone must be an object, got list"):
+        load_features(path)
 
 
 def test_a_file_that_changed_since_the_shards_were_made_is_refused(

@@ -43,9 +43,9 @@ export class StrictnessControls {
     this.sliders = make("div.sliders", { id: "strict-sliders" },
       sliderRow("How strict about strangers", this.familiarity),
       sliderRow("How certain about the class", this.certainty));
+    const legend = make("legend", {}, "Strangers", make("span", {}, " expected")); // phones show the first word
     this.element = make("div.strictness", {},
-      make("fieldset.steps", {}, make("legend", {}, "Strangers", make("span", {}, " expected")), make("div.segments", {}, this.steps)),
-      this.openButton(), this.sliders);
+      make("fieldset.steps", {}, legend, make("div.segments", {}, this.steps)), this.openButton(), this.sliders);
     this.show();
   }
 
