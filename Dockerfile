@@ -1,4 +1,5 @@
-# evergrow serve on processors. docker build -t evergrow .   See docs/serve.md.
+# evergrow serve on processors. docker build -t evergrow .   See docs/deploy.md.
+# The root may be read-only: docker run --read-only --tmpfs /tmp ...
 # The digest is that of the tag in August 2026. Newer: docker pull python:3.12-slim, docker images --digests python.
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 

@@ -60,6 +60,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "light": startup.light_against_torch,
     "serving": serving.against_the_loop,
     "serving-memory": serving.memory,
+    "sizing": serving.sizing,
     "refusal": startup.refusals_against_torch,
     "engine": engine.overhead,
     "engine-reduction": engine.reduction,

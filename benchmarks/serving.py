@@ -139,6 +139,102 @@ def _held(
     return Row(work, figure, "<= 3", each <= 3 * size, {"bytes": held, "file": size})
 
 
+_WARM_UP_SECONDS = 20
+"""After this time the service has loaded its libraries."""
+
+WIDTH = 1280
+"""Columns of the feature vectors in `sizing`, as of the bundled network."""
+
+
+def sizing(quick: bool) -> Iterator[Row]:
+    """Measure processor time per prediction and memory per model, as docs/deploy.md says them.
+
+    Processor time is that of the service alone, so that neither its callers nor other
+    processes of the machine change the figure much.
+    """
+    n_requests = 20 if quick else 200
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = [path.read_bytes() for path in _images(folder)]
+        _model(folder)
+        rows = _feature_model(folder / "models" / "rows.evg", 100)
+        question = json.dumps({"rows": rows[:1].tolist()}).encode()
+        with _serving(folder / "models") as (address, server):
+            works = {
+                "one image a request": lambda: _clients(
+                    address, files, 1, n_requests // 16 + 1, 16
+                ),
+                "one feature vector a request": lambda: _questions(
+                    address, "rows", question, n_requests
+                ),
+            }
+            for work, ask in works.items():
+                ask()
+                before = _processor(server)[1]
+                spent = ask()
+                each = (_processor(server)[1] - before) / spent.images
+                figure = f"{1000 * each:.1f} ms of one core, {1 / each:.0f} requests a second per core"
+                yield Row(f"predict, {work}", figure, "", None, {"seconds": each})
+    for n_classes in (10, 100) if quick else (10, 100, 300):
+        yield _model_memory(n_classes)
+
+
+def _feature_model(path: Path, n_classes: int) -> np.ndarray:
+    """Write a model of 20 samples a class, and return its rows."""
+    from evergrow import Learner
+
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(n_classes), 20)
+    X = rng.normal(size=(n_classes, WIDTH))[y] + rng.normal(size=(len(y), WIDTH))
+    Learner(None, random_state=0).fit((X.astype(np.float32), y.astype(str))).save(path)
+    return X
+
+
+def _questions(address: str, model: str, body: bytes, requests: int) -> Spent:
+    """Ask about feature vectors over one connection."""
+    connection = http.client.HTTPConnection(
+        address.removeprefix("http://"), timeout=120
+    )
+    started = time.perf_counter()
+    for _ in range(requests):
+        target = f"/api/v1/models/{model}/predict"
+        connection.request("POST", target, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        told = answer.read()
+        assert answer.status == 200, told
+    connection.close()
+    return Spent(requests, time.perf_counter() - started, [])
+
+
+def _model_memory(n_classes: int) -> Row:
+    """Measure file and memory of one model of feature vectors, after a prediction."""
+    with tempfile.TemporaryDirectory() as name:
+        models = Path(name, "models")
+        models.mkdir()
+        rows = _feature_model(models / "0.evg", n_classes)
+        question = json.dumps({"rows": rows[:1].tolist()}).encode()
+        copies = range(6)
+        for copy in copies[1:]:
+            shutil.copy(models / "0.evg", models / f"{copy}.evg")
+        size = (models / "0.evg").stat().st_size
+        with _serving(models) as (address, server):
+            _questions(address, "0", question, 1)
+            time.sleep(_WARM_UP_SECONDS)
+            held = []
+            for copy in copies:
+                _questions(address, str(copy), question, 3)
+                pages = int(Path(f"/proc/{server}/statm").read_text().split()[1])
+                held.append(pages * os.sysconf("SC_PAGE_SIZE"))
+    return Row(
+        f"models of {n_classes} classes, 20 samples each, {WIDTH} features",
+        f"file {size / 1e6:.0f} MB, service with one {held[0] / 1e6:.0f} MB, "
+        f"with {len(held)} {held[-1] / 1e6:.0f} MB",
+        "",
+        None,
+        {"file": size, "held": held},
+    )
+
+
 def _compared(
     work: str,
     loop: Callable[[], Spent],

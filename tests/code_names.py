@@ -71,6 +71,7 @@ ALLOWED = {
     "create_pr",
     "cross_val_score",
     "forward_intermediates",
+    "max_fails",
     "init_cls",
     "init_lr",
     "intercept_",

@@ -71,6 +71,7 @@ NAMES = [
     *(f"learner/{name}" for name in LEARNERS),
     "command",
     "pictures",
+    "fine-tuned",
     "tuner",
 ]
 """All subjects, in the order of :func:`write_subjects`."""
@@ -211,6 +212,13 @@ def _trained(folder: Path) -> list[Subject]:
     ).fit(first)
     pictured.save(folder / "pictures.evg")
     found = [Subject("pictures", "pictures", str(folder / "pictures.evg"))]
+    tuned = Learner(
+        tiny_vit(),
+        adapt={"mode": "full", "train": {"epochs": 1, "lr": 0.01}},
+        **settings,
+    ).fit(first)
+    tuned.save(folder / "tuned.evg")
+    found.append(Subject("fine-tuned", "pictures", str(folder / "tuned.evg")))
     backbone = tiny_vit()
     tuner = create_tuner("lora", backbone.module, rank=2)
     write_record(folder / "tuner.evg", tuner.saved())

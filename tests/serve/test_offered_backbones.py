@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evergrow.adapt.fsa import adaptation_config
 from evergrow.core.errors import FileFormatError, ParameterError, UnknownNameError
 from evergrow.features import create_backbone
 from evergrow.learner.learner import Learner
@@ -72,3 +73,18 @@ def test_several_offered_backbones_are_used_side_by_side(pool: BackbonePool) -> 
             pool.chosen("image", name)
     with pytest.raises(ParameterError, match="a name on both sides"):
         pool.chosen("image", "test_resnet+")
+
+
+@pytest.mark.parametrize("adapt", ["full", "ssf"])
+def test_an_adapted_model_is_served_with_its_own_weights(
+    pool: BackbonePool, adapt: str
+) -> None:
+    config = adaptation_config(adapt).changed(epochs=1)
+    learner = fitted("test_vit", features="rich", adapt=config)
+    loaded = Learner.load(learner.state_.to_archive(), device="cpu", cache=False)
+    pool.check_offered(loaded)
+    batcher = pool.of_learner(loaded)
+    assert batcher is not None
+    assert batcher.backbone.spec.decisive() == learner.state_.spec.decisive()
+    plain = pool.chosen("image", "test_vit").backbone
+    assert batcher.backbone.spec.weights_hash != plain.spec.weights_hash

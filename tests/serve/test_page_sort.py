@@ -141,6 +141,7 @@ def test_corrections_are_kept_across_views_and_reloads(
     visit.tab("Sort")
     visit.expect(".sortbar", f"{len(some)} images sorted")
     assert sizes(visit) == before
+    page.set_viewport_size({"width": 1280, "height": 1600})  # all images are in sight
     page.locator(".tile-image img[src]").nth(len(some) - 1).wait_for()
     with page.expect_download() as download:
         page.get_by_role("button", name="Folders (zip)").click()

@@ -168,7 +168,7 @@ def test_a_comparison_names_unknown_images_first_and_goes_with_its_model(
     told = visit.expect(
         ".about", f"{n} of 60 images look like nothing that was taught: see Unknown"
     )
-    assert "Compared by" in told.inner_text()
+    assert "compared: " in told.inner_text()
     rename = {"old": species[0], "new": "Albatross"}
     tools.ask(service, "/models/compared/rename", rename)
     visit.page.get_by_text("look like nothing that was taught").wait_for(

@@ -178,6 +178,21 @@ def test_files_that_are_no_receipts_are_refused(tmp_path: Path, body: bytes) -> 
         receipts.read_receipt(tmp_path)
 
 
+def test_damaged_statistics_are_refused(parts: Any, tmp_path: Path) -> None:
+    path = tmp_path / "removed.stats"
+    receipts.write_statistics(path, parts[2])
+    body = path.read_bytes()
+    for position in range(0, len(body), len(body) // 40):
+        damaged = bytearray(body)
+        damaged[position] ^= 0x55
+        path.write_bytes(damaged)
+        with pytest.raises(FileFormatError):
+            receipts.read_statistics(path)
+    path.write_bytes(body[: len(body) // 2])
+    with pytest.raises(FileFormatError):
+        receipts.read_statistics(path)
+
+
 @posix
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"

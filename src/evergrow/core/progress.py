@@ -55,7 +55,7 @@ def note(text: str, *, enabled: bool) -> None:
         return
     from rich.console import Console
 
-    Console(stderr=True).print(text, markup=False, highlight=False)
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def duration_text(seconds: float) -> str:

@@ -713,6 +713,8 @@ class Learner(Estimator):
         ParameterError
             If both or none of ``data`` and ``unlabelled`` are given, or ``for_good``
             without ``data``.
+        BusyError
+            If another process is writing to the cache, with ``for_good``.
         """
         if unlabelled == (data is not None):
             raise ParameterError("unlearn must be given either data or unlabelled=True")

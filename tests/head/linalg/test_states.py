@@ -284,3 +284,23 @@ def test_merged_statistics_of_low_rank_stay_compact(rng):
     assert torch.allclose(
         joined.solve(ALPHA).weights, truth.solve(ALPHA).weights, rtol=1e-6, atol=1e-8
     )
+
+
+@pytest.mark.parametrize("solver", ["dense", "compact"])
+def test_directions_of_unlearned_rows_can_be_dropped(solver, rng):
+    L = 40
+    few = torch.randn(6, L, generator=rng, dtype=torch.float64)
+    H = torch.randn(30, 6, generator=rng, dtype=torch.float64) @ few
+    Y = torch.randn(30, 2, generator=rng, dtype=torch.float64)
+    other = torch.randn(1, L, generator=rng, dtype=torch.float64)
+    targets = torch.ones(1, 2, dtype=torch.float64)
+    state = RidgeStatistics.create(L, 2, solver, floor=1e-3)
+    state = state.update(H, Y).update(other, targets)
+    state = state.accumulate([(other, targets)], sign=-1)
+    shrunk = state.without_unused_directions()
+    assert relative(shrunk.solve(0.3).weights, batch_ridge(H, Y)) < 1e-6
+    if solver == "compact":
+        outside = other - other @ torch.linalg.pinv(few) @ few
+        assert float((outside @ state.basis).norm()) > 0.5 * float(outside.norm())
+        assert float((outside @ shrunk.basis).norm()) < 1e-6 * float(outside.norm())
+        assert shrunk.order == 6

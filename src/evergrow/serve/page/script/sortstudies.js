@@ -95,16 +95,16 @@ export class Comparison {
     const sent = [];
     for (const { image } of compared.slice(0, MOST)) sent.push(await contentOf(image));
     const { classes } = await ask(`${view.model.path}/drift`, bodyOf(view.model.kind, sent));
-    return warning + differencesInWords(classes, hasMany ? "the others" : "the images");
+    return warning + (hasMany ? "The others: " : "") + differencesInWords(classes);
   }
 }
 
-/** Return a sentence about which classes look different from the taught images. */
-function differencesInWords(classes, images) {
+/** Return sentences about which classes look different from the taught images. */
+function differencesInWords(classes) {
   const changed = classes.filter((one) => one.changed).map((one) => one.name);
-  const tested = plural(classes.length, "class", "classes");
-  if (!changed.length) return `Compared by ${tested}, ${images} look like the taught ones.`;
+  const compared = `${plural(classes.length, "class", "classes")} compared`;
+  if (!changed.length) return `${compared}: all look like the taught images.`;
   const listed = changed.slice(0, 5).join(", ") + (changed.length > 5 ? " and others" : "");
-  return `Compared by ${tested}, ${images} look different from the taught ones in ${changed.length}: ${listed}. `
-    + "Check them, and teach some. About one class in twenty is a false alarm.";
+  return `${compared}: ${changed.length} ${changed.length === 1 ? "looks" : "look"} different from the taught images `
+    + `(${listed}). Check them, and teach some. About one class in twenty is a false alarm.`;
 }

@@ -21,7 +21,7 @@ import { limitsOf } from "./strictness.js";
 import { packedBlob, zipOf } from "./zip.js";
 
 const REDRAW = 250; // milliseconds between updates while predictions arrive
-const FEW = 12; // number of groups up to which all are open at first
+const FEW = 24; // number of groups up to which all are open at first
 const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
 const HELP = "Drag an image to its group, or select some and name their class. "
   + "Keys: arrows move the focus, Space selects, 1 to 9 or M moves to a class, U to unknown, Enter enlarges.";
