@@ -34,8 +34,10 @@ def test_export_describes_an_image_model(shell: Shell, image_model: Path) -> Non
         3,
     )
     assert values["inputs"][0]["name"] == "pixels"
-    assert values["outputs"] == ["scores", "probabilities", "label_index"]
+    outputs = ["scores", "probabilities", "label_index", "novelty"]
+    assert values["outputs"] == outputs
     assert values["check"]["difference"] <= 1e-4
+    assert values["check"]["novelty_difference"] <= 1e-4
     assert values["nbytes"] == Path("p.onnx").stat().st_size
 
 
