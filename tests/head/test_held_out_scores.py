@@ -83,7 +83,7 @@ def test_held_out_scores_equal_a_model_without_the_fold(
     for fold in np.unique(folds[chosen]):
         rest = without(model, X[folds != fold], y[folds != fold])
         mine = folds[chosen] == fold
-        unit = rest.expected_temperature_
+        unit = rest.expected_temperature()
         scores[mine] = rest.decision_function(X[folds == fold]) / unit
         terms[mine] = rest.novelty_terms(X[folds == fold])
     np.testing.assert_allclose(
@@ -121,7 +121,7 @@ def test_scores_as_new_class_equal_a_model_without_the_classes(
         expected = to_units(rest.novelty_terms(X[~left]), units)
         np.testing.assert_allclose(found.terms[~left], expected, rtol=1e-5, atol=1e-5)
         scores = torch.from_numpy(rest.class_scores(X[~left]))
-        unit = rest.expected_temperature_
+        unit = rest.expected_temperature()
         losses = log_losses(scores, scores.argmax(dim=1), unit)
         np.testing.assert_allclose(found.losses[~left], losses, rtol=1e-5, atol=1e-5)
 

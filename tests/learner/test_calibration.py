@@ -148,7 +148,7 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     # Each of the first four classes was left out; the others came later.
     sizes = [calibration.measurements[index].size for index in measured]
     assert sizes == [120, 120, 120, 120, 160, 280]
-    relative = stream.head_.temperature_ / stream.head_.expected_temperature_
+    relative = stream.head_.temperature_ / stream.head_.expected_temperature()
     assert relative == pytest.approx(calibration.temperature())
     test = clouds(60, seed=1)
     known = test[1] < 9
@@ -209,7 +209,7 @@ def test_rows_without_doubt_leave_the_temperature_near_the_expected_one() -> Non
     y = np.repeat(np.arange(4), 20)
     X = X + 0.01 * np.random.default_rng(0).normal(size=X.shape)
     learner = small_learner(60).fit((X, y))
-    relative = learner.head_.temperature_ / learner.head_.expected_temperature_
+    relative = learner.head_.temperature_ / learner.head_.expected_temperature()
     assert 0.1 < relative <= 1.0
 
 

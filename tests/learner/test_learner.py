@@ -581,7 +581,7 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
 def test_one_sample_of_each_class_cannot_be_calibrated(blobs: Data) -> None:
     learner = small_learner().fit((blobs[0][:6], blobs[1][:6]))
     assert learner.state_.describe()["novelty"] is None
-    assert learner.head_.temperature_ == learner.head_.expected_temperature_
+    assert learner.head_.temperature_ == learner.head_.expected_temperature()
     assert np.isfinite(learner.predict_proba(blobs[0])).all()
     with pytest.raises(NotFittedError, match="two samples of a class"):
         learner.is_unknown(blobs[0])

@@ -232,7 +232,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     scores_as_new_class: Any = Unsupported("score novelty")
     held_out_scores: Any = Unsupported("score learned rows as held-out rows")
     calibrate: Any = Unsupported("be calibrated")
-    expected_temperature_: Any = Unsupported("be calibrated")
+    expected_temperature: Any = Unsupported("be calibrated")
     linear_map: Any = Unsupported("be written as plain matrices")
 
     def require_weights(self) -> None:

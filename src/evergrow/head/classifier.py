@@ -512,10 +512,12 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._state.temperature(self._temperature)
 
-    @property
     @_with_threads_for_rows
-    def expected_temperature_(self) -> float:
-        """Softmax temperature that the statistics of the labelled samples expect."""
+    def expected_temperature(self) -> float:
+        """Return the softmax temperature that the statistics expect.
+
+        Rows learned without labels have no influence on it.
+        """
         self._require_fitted()
         return self._state.solved.temperature()
 

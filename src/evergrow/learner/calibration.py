@@ -744,7 +744,7 @@ class Calibration:
         after = replace(after, expected=to_units(terms[drawn], units))
         temperature = after.temperature()
         if temperature is not None:
-            temperature *= head.expected_temperature_
+            temperature *= head.expected_temperature()
         head.calibrate(
             temperature=temperature,
             novelty=from_units(after.pool.standard(), units),
@@ -791,7 +791,7 @@ class Calibration:
             block.labels[rows],
             Measurement(sum(counts.values()), len(counts)),
             to_units(head.novelty_terms(block.X[rows]), units),
-            log_losses(scores, scores.argmax(dim=1), head.expected_temperature_),
+            log_losses(scores, scores.argmax(dim=1), head.expected_temperature()),
             known=False,
         )
 
