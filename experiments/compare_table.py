@@ -113,6 +113,7 @@ README_ROWS = (
     "evergrow, `fast`",
     "evergrow, `rich`",
     "evergrow, `best`",
+    'evergrow, `best`, `adapt="auto"`',
 )
 
 

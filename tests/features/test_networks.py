@@ -15,7 +15,6 @@ from evergrow.features import create_backbone, list_backbones
 from evergrow.features.catalog import is_text_name, resolve_name
 from evergrow.features.networks import (
     CATALOG,
-    SIDE_BY_SIDE,
     SUGGESTED,
     CatalogEntry,
     catalog_entry,
@@ -113,8 +112,6 @@ def test_names_are_unique_and_point_to_networks() -> None:
         entry = catalog_entry(name)
         assert entry is not None
         assert entry.kind == kind
-    for side_by_side in SIDE_BY_SIDE.values():
-        assert all(catalog_entry(name) is not None for name in side_by_side)
 
 
 @pytest.mark.parametrize("entry", CATALOG, ids=name_of)

@@ -111,28 +111,6 @@ def test_the_best_one_is_the_first_with_weights(
 
 
 @pytest.mark.usefixtures("offline")
-def test_the_level_best_uses_two_networks_if_both_are_here(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    here = {"tf_efficientnet_lite0", "tf_efficientnet_lite2"}
-    monkeypatch.setattr(
-        weights_module,
-        "find_bundled",
-        lambda wanted: tmp_path if wanted.name in here else None,
-    )
-    both = best_backbone("image", "best")
-    assert both.name == "tf_efficientnet_lite0+tf_efficientnet_lite2"
-    assert (both.weights, both.n_features, both.megabytes) == ("bundled", 2560, 44)
-    assert "the level best uses" in both.reason
-    for level in ("", "fast", "rich", "rich@224+320:mirror"):
-        assert best_backbone("image", level).name == "tf_efficientnet_lite0"
-    here.remove("tf_efficientnet_lite2")
-    assert best_backbone("image", "best").name == "tf_efficientnet_lite0"
-    here.update(("tf_efficientnet_lite2", "vit_small_patch14_reg4_dinov2.lvd142m"))
-    assert best_backbone("image", "best").name == "small"
-
-
-@pytest.mark.usefixtures("offline")
 def test_the_nearest_backbone_with_weights_here_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,26 +128,6 @@ def test_levels_are_tried_on_the_same_held_out_samples() -> None:
     )
     few = try_levels(Samples("image", images, labels=labels), network, budget=0.0)
     assert {trial.samples for trial in few} == {6}  # two classes, three samples each
-
-
-def test_the_automatic_choice_tries_several_networks_at_the_level_best(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = {"best": "test_resnet+test_vit"}
-    monkeypatch.setattr(
-        "evergrow.tools.feature_levels.best_backbone",
-        lambda kind, level: SimpleNamespace(name=names.get(level, "test_resnet")),
-    )
-    monkeypatch.setattr(
-        "evergrow.tools.feature_levels.create_backbone",
-        lambda name, device: create_backbone(name, "random", device="cpu"),
-    )
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 64, 64, 3), dtype=np.uint8)
-    samples = Samples("image", Images(pixels), labels=np.array(list("ababab")))
-    fast, rich, best = try_levels(samples, budget=0.0)
-    assert fast.blocks == ("final",)
-    assert not any("#" in block for block in rich.blocks)
-    assert {block[-2:] for block in best.blocks} == {"#1", "#2"}
 
 
 def test_texts_have_fewer_levels_and_what_cannot_be_tried_is_said() -> None:

@@ -161,7 +161,7 @@ def _create_backbone(kind: Any, name: str, settings: dict[str, Any]) -> Any:
 
     check_recipe(settings["recipe"], "--features")
     if name == "auto":
-        name = best_backbone(kind, settings["recipe"]).name
+        name = best_backbone(kind).name
     return create_backbone(name, **settings)
 
 

@@ -19,9 +19,6 @@ SENTENCE_PREFIX = "sentence:"
 SEPARATOR = "+"
 """Between the names of several networks, as in ``"first+second"``."""
 
-SIDE_BY_SIDE = {"best": ("tf_efficientnet_lite0", "tf_efficientnet_lite2")}
-"""Networks that ``backbone="auto"`` uses side by side, by feature level."""
-
 SUGGESTED: Mapping[Kind, str] = {"image": "small", "text": "text-small"}
 """Networks that ``evergrow fit`` suggests if a weaker one was chosen automatically."""
 

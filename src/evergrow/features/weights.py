@@ -12,7 +12,7 @@ import importlib.util
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,6 @@ from evergrow.features.download import (
 from evergrow.features.networks import (
     CATALOG,
     SENTENCE_PREFIX,
-    SEPARATOR,
-    SIDE_BY_SIDE,
     SUGGESTED,
     CatalogEntry,
     catalog_entry,
@@ -325,7 +323,7 @@ def _has_text_library() -> bool:
     return importlib.util.find_spec("sentence_transformers") is not None
 
 
-def best_backbone(kind: Kind, level: str = "") -> BackboneInfo:
+def best_backbone(kind: Kind) -> BackboneInfo:
     """Return the strongest recommended backbone whose weights are on this machine.
 
     Nothing is downloaded.
@@ -334,9 +332,6 @@ def best_backbone(kind: Kind, level: str = "") -> BackboneInfo:
     ----------
     kind : {"image", "text"}
         Kind of the input.
-    level : str
-        Feature level. At some levels, several networks that belong together are used
-        side by side if the strongest is one of them and all are on this machine.
 
     Raises
     ------
@@ -369,29 +364,7 @@ def best_backbone(kind: Kind, level: str = "") -> BackboneInfo:
     stronger = [item.name for item in listed[: listed.index(chosen)]]
     if stronger:
         reason += f"; without weights here: {', '.join(stronger)}"
-    names = SIDE_BY_SIDE.get(level, ())
-    together = [
-        item for item in listed if item.name in names and item.weights == chosen.weights
-    ]
-    if chosen.name in names and len(together) == len(names):
-        chosen = _side_by_side(together)
-        reason += f"; the level {level} uses {chosen.name} side by side"
     return replace(chosen, reason=reason)
-
-
-def _side_by_side(items: Sequence[BackboneInfo]) -> BackboneInfo:
-    """Describe several networks with weights from the same source."""
-    name = SEPARATOR.join(item.name for item in items)
-    return replace(
-        items[0],
-        name=name,
-        network=name,
-        n_features=sum(item.n_features for item in items),
-        parameters=sum(item.parameters for item in items),
-        megabytes=sum(item.megabytes for item in items),
-        about=" and ".join(item.about for item in items),
-        repository="",
-    )
 
 
 def suggest_download(spec: BackboneSpec) -> CatalogEntry | None:

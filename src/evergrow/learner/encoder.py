@@ -64,9 +64,6 @@ class Encoder:
         The recipe for ``"auto"`` if the backbone has none.
     config : EncodeConfig
         Settings of the extraction.
-    level : str
-        Feature level at which ``"auto"`` may choose several networks; empty if one
-        network is needed.
     is_chosen : bool
         Whether the backbone was chosen. It may be none.
     spec : BackboneSpec or None
@@ -86,7 +83,6 @@ class Encoder:
     recipe: Any
     default_recipe: Any
     config: EncodeConfig
-    level: str = ""
     is_chosen: bool = False
     spec: BackboneSpec | None = None
     adaptation: Adaptation | None = None
@@ -98,9 +94,6 @@ class Encoder:
     def of(cls, learner: Learner) -> Encoder:
         """Return an encoder with the arguments of a learner and no backbone yet."""
         check_recipe(learner.features, "features")
-        level = ""
-        if isinstance(learner.features, str) and learner.adapt is None:
-            level = learner.features
         return cls(
             learner.backbone,
             learner.weights,
@@ -109,7 +102,6 @@ class Encoder:
             learner.features,
             "final" if learner.method == "scl-mgsm" else "auto",
             encode_config(learner.extract, learner.cache),
-            level,
         )
 
     # -- choosing the backbone ---------------------------------------------------------
@@ -143,12 +135,9 @@ class Encoder:
         if not is_auto:
             encoder._create_backbone(self.requested, self.weights, samples.items)
             return encoder
-        from evergrow.features.weights import WEIGHT_SOURCES, best_backbone
+        from evergrow.features.weights import best_backbone
 
-        level = self.level
-        if self.weights is not None and self.weights not in WEIGHT_SOURCES:
-            level = ""  # a file has the weights of one network
-        choice = best_backbone(samples.kind, level)  # type: ignore[arg-type]
+        choice = best_backbone(samples.kind)  # type: ignore[arg-type]
         encoder.reason = choice.reason
         _LOG.info("backbone: %s", choice.reason)
         weights = choice.weights if self.weights is None else self.weights

@@ -12,7 +12,7 @@ from sklearn.model_selection import cross_val_predict
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
-from evergrow.data.items import Items, Kind, Samples
+from evergrow.data.items import Items, Samples
 from evergrow.features import Backbone, best_backbone, create_backbone, encode
 from evergrow.features.images import median_side
 from evergrow.head import Classifier
@@ -25,9 +25,6 @@ BUDGET = 60.0
 
 _RELATIVE_COST = 10.0
 """Cost of encoding with all levels, relative to the level ``fast``."""
-
-_RELATIVE_COST_OF_SEVERAL = 24.0
-"""The same if the level ``best`` uses EfficientNet-Lite0 and -Lite2 side by side."""
 
 _N_FOLDS = 3
 """Folds of the cross-validation; classes with fewer samples are left out."""
@@ -119,22 +116,23 @@ def try_levels(
             f"Two classes with {_N_FOLDS} samples each are needed to compare levels. "
             "Label more samples."
         )
-    networks = _networks_of_levels(backbone, items.kind, device)
+    if isinstance(backbone, str):
+        name = backbone
+        if backbone == "auto":
+            name = best_backbone(items.kind).name
+        backbone = create_backbone(name, device=device)
     order = torch.randperm(len(usable), generator=generator(seed, "levels"))
     shuffled = usable[order.numpy()]
     # The speed of this machine decides how many samples fit into the budget.
-    seconds = _seconds_per_sample(networks["fast"].with_recipe("fast"), items, shuffled)
-    relative_cost = _RELATIVE_COST
-    if networks["best"] is not networks["fast"]:
-        relative_cost = _RELATIVE_COST_OF_SEVERAL
-    n_affordable = int(budget / (relative_cost * seconds))
+    seconds = _seconds_per_sample(backbone.with_recipe("fast"), items, shuffled)
+    n_affordable = int(budget / (_RELATIVE_COST * seconds))
     n_samples = max(_N_FOLDS * 2, min(_MAX_SAMPLES, n_affordable))
     rows = _draw_balanced(shuffled, codes, n_samples)
     side = None
     if items.kind == "image":
         side = median_side(items)
     trials: list[LevelTrial] = []
-    for level, backbone in networks.items():
+    for level in LEVELS:
         try:
             network = backbone.with_recipe("auto" if level == "rich" else level, side)
         except ParameterError:
@@ -143,21 +141,6 @@ def try_levels(
         if not trials or trials[-1].blocks != network.spec.blocks.blocks:
             trials.append(_try_level(level, network, items.take(rows), codes[rows]))
     return trials
-
-
-def _networks_of_levels(
-    backbone: str | Backbone, kind: Kind, device: str | torch.device
-) -> dict[str, Backbone]:
-    """Return the backbone of each level. ``"auto"`` may choose several networks."""
-    if isinstance(backbone, Backbone):
-        return dict.fromkeys(LEVELS, backbone)
-    names = dict.fromkeys(LEVELS, backbone)
-    if backbone == "auto":
-        names = {level: best_backbone(kind, level).name for level in LEVELS}
-    created = {
-        name: create_backbone(name, device=device) for name in set(names.values())
-    }
-    return {level: created[name] for level, name in names.items()}
 
 
 def _seconds_per_sample(backbone: Backbone, items: Items, rows: Any) -> float:
