@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, csv_lines, percent, plural, table
+from evergrow.cli.console import (
+    Answer,
+    csv_lines,
+    note_line,
+    percent,
+    plural,
+    table,
+)
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
@@ -28,6 +35,10 @@ if TYPE_CHECKING:
     from evergrow.engine.job import JobReport
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
+    from evergrow.learner.prediction_sets import PredictionSets
+
+MOST_LISTED = 4
+"""Number of classes of a set that a table shows."""
 
 
 @command("predict", panel="Predict and inspect")
@@ -39,6 +50,8 @@ def predict_command(
     unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
     strangers: options.Strangers = "some",
+    coverage: Annotated[float | None, typer.Option()] = None,
+    per_class: bool = False,
     format: Annotated[
         Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
     ] = "table",
@@ -60,6 +73,8 @@ def predict_command(
 
       evergrow predict intents.evg --text "where is my parcel"
 
+      evergrow predict birds.evg photos/ --coverage 0.95
+
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
       evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out
@@ -72,6 +87,10 @@ def predict_command(
     A prediction is unsure if its probability is low, or if the sample may be of an
     unknown class. --strangers sets both limits: (unsure) in tables, a column in CSV and
     a key in JSON.
+
+    With --coverage 0.95, each sample also has a set of classes. The set has the true
+    class for 95 % of new samples of learned classes. It is empty, and the sample is
+    unknown, if the sample looks like no learned class; this replaces --false-alarm.
 
     Exit codes: 0 predicted; 1 predicted but some samples could not be read (--on-error
     skip); 2 bad input; 130 interrupted.
@@ -89,6 +108,11 @@ def predict_command(
     unknown
         Answer "unknown" for samples that look like no learned class: (unknown) in
         tables, an empty class in CSV, null in JSON.
+    coverage
+        Fraction of new samples whose set of classes has their class, between 0 and 1.
+        Not with --engine or the formats of annotation tools.
+    per_class
+        With --coverage: let the coverage hold for the samples of each class.
     format
         Format of the printed predictions, or of the file --out. With --json the printed
         predictions are JSON.
@@ -99,6 +123,7 @@ def predict_command(
     """
     if out is not None and sharding.engine is None:
         check_target("--out", out)
+    _check_coverage(coverage, per_class, format)
     paths = list(items or ())
     check_paths(paths)
     learner = load_model(model, run)
@@ -106,47 +131,38 @@ def predict_command(
     if unknown and can_reject_unknown(learner):
         alarm = false_alarm
     if sharding.engine is not None:
-        sharding.reject(text=text)
-        if len(paths) != 1 or paths[0] == STDIN:
-            raise ParameterError("With --engine, name one folder, file or address.")
-        if out is None:
-            raise ParameterError(
-                "With --engine, name a folder by --out for the predictions."
-            )
-        from evergrow.data import read
-
-        source = read(paths[0], columns.data_options(), part="all", labelled=False)
+        sharding.reject(text=text, coverage=coverage)
+        source, folder = _sharded_input(paths, out, columns)
         report = sharding.run(
             lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm),
-            folder=out,
+            folder=folder,
             quiet=run.as_json,
         )
-        return _sharded_answer(model, f"{out}/predict", report)
+        return _sharded_answer(model, f"{folder}/predict", report)
 
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
-    found = learner.ask(samples, false_alarm=alarm)
-    rows = prediction_rows(found, names, top)
+    values: dict[str, Any] = {"model": str(model)}
+    sets = None
+    if coverage is None:
+        found = learner.ask(samples, false_alarm=alarm)
+    else:
+        sets = learner.predict_set(samples, coverage, per_class=per_class)
+        found = sets.answers
+        values |= {"coverage": coverage, "note": sets.note}
+    rows = prediction_rows(found, names, top, sets)
     _mark_unsure(rows, learner, found, strangers)
-    if format == "table" and found.measure == "probability":
-        note_few_samples(learner)
+    if format == "table":
+        _print_notes(learner, found, sets)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
         lines = _review_lines(
             format, learner, (samples, names), found, title=title, root=root
         )
-    elif format == "jsonl":
-        lines = [json.dumps(row) for row in rows]
-    elif format == "csv":
-        lines = _prediction_csv(rows, found.measure)
     else:
-        lines = _table_lines(rows, found.measure)
+        lines = _formatted(rows, found.measure, format)
 
     code = skipped_code(len(found.failures))
-    values = {
-        "model": str(model),
-        "answered": len(rows),
-        "left_out": dict(found.failures),
-    }
+    values |= {"answered": len(rows), "left_out": dict(found.failures)}
     if out is None:
         return Answer({**values, "predictions": rows}, lines, code=code)
     write_lines(out, lines)
@@ -156,6 +172,54 @@ def predict_command(
         code=code,
         done=f"{out} was written",
     )
+
+
+def _check_coverage(coverage: float | None, per_class: bool, format: str) -> None:
+    """Raise :class:`ParameterError` if the options of prediction sets do not fit."""
+    if coverage is None:
+        if per_class:
+            raise ParameterError("With --per-class, name a --coverage.")
+        return
+    if not 0.0 < coverage < 1.0:
+        raise ParameterError(
+            f"--coverage must be between 0 and 1, such as 0.95, got {coverage:g}."
+        )
+    if format in ("label-studio", "fiftyone"):
+        raise ParameterError("--coverage works with --format table, csv and jsonl.")
+
+
+def _sharded_input(
+    paths: list[str], out: Path | None, columns: options.ColumnOptions
+) -> tuple[Any, Path]:
+    """Return the data that an engine predicts, and the folder that it writes to."""
+    if len(paths) != 1 or paths[0] == STDIN:
+        raise ParameterError("With --engine, name one folder, file or address.")
+    if out is None:
+        raise ParameterError(
+            "With --engine, name a folder by --out for the predictions."
+        )
+    from evergrow.data import read
+
+    source = read(paths[0], columns.data_options(), part="all", labelled=False)
+    return source, out
+
+
+def _print_notes(learner: Learner, found: Answers, sets: PredictionSets | None) -> None:
+    """Print notes on probabilities and sets that rest on few samples."""
+    if found.measure == "probability":
+        note_few_samples(learner)
+    # With too few samples for any set, a warning says so.
+    if sets is not None and sets.note and not sets.limits.is_trivial:
+        note_line(sets.note)
+
+
+def _formatted(rows: list[dict[str, Any]], measure: str, format: str) -> list[str]:
+    """Return predictions as the lines of a table, of CSV or of JSON."""
+    if format == "jsonl":
+        return [json.dumps(row) for row in rows]
+    if format == "csv":
+        return _prediction_csv(rows, measure)
+    return _table_lines(rows, measure)
 
 
 def _mark_unsure(
@@ -190,7 +254,10 @@ def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
 
 
 def prediction_rows(
-    found: Answers, names: Sequence[str], top: int
+    found: Answers,
+    names: Sequence[str],
+    top: int,
+    sets: PredictionSets | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row of plain values per prediction.
 
@@ -202,6 +269,8 @@ def prediction_rows(
         Display names of all samples, readable or not.
     top : int
         Number of classes in each row.
+    sets : PredictionSets, optional
+        The prediction sets of the samples.
 
     Returns
     -------
@@ -210,6 +279,7 @@ def prediction_rows(
         probabilities) and ``top``, the likeliest classes with their values. If novelty
         was measured also ``unknown``, ``novelty``, ``threshold`` and ``nearest``, the
         likeliest class with its value; class and value of an unknown sample are None.
+        With `sets` also ``set``, the classes of a sample.
     """
     rows = []
     for index, ranked_columns in enumerate(found.ranked(top).tolist()):
@@ -235,6 +305,9 @@ def prediction_rows(
                 row[found.measure] = None
         row["top"] = ranked
         rows.append(row)
+    if sets is not None:
+        for row, labels in zip(rows, sets.labels, strict=True):
+            row["set"] = [str(label) for label in labels.tolist()]
     return rows
 
 
@@ -253,6 +326,8 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     cells_of_rows = []
     for row in rows:
         cells = {name: row[name] for name in names if name in row}
+        if "set" in row:
+            cells["set"] = "|".join(row["set"])
         for name, value in row.get("nearest", {}).items():
             cells[f"nearest_{name}"] = value
         if len(row["top"]) > 1:
@@ -267,7 +342,8 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
 def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     """Return predictions as a table, with one line per class of a sample.
 
-    If a sample is unknown, further columns have the novelty and the nearest class.
+    If a sample is unknown, further columns have the novelty and the nearest class. If
+    the rows have sets, the last column has them.
 
     Parameters
     ----------
@@ -288,6 +364,9 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     any_unknown = any(row["class"] is None for row in rows)
     if any_unknown:
         columns += ["novelty", "threshold", "nearest"]
+    has_sets = any("set" in row for row in rows)
+    if has_sets:
+        columns.append("set")
     cells = []
     for row in rows:
         for rank, entry in enumerate(row["top"]):
@@ -305,8 +384,19 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
                 if rank == 0:
                     novelty = [f"{row[name]:.4g}" for name in ("novelty", "threshold")]
                 line += [*novelty, nearest]
+            if has_sets:
+                line.append(_listed(row["set"]) if rank == 0 else "")
             cells.append(line)
     return table(columns, cells, right=[measure, "novelty", "threshold"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of a set, and the number of the others."""
+    shown = ", ".join(names[:MOST_LISTED])
+    n_more = len(names) - MOST_LISTED
+    if n_more > 0:
+        return f"{shown} and {n_more} more"
+    return shown
 
 
 def _review_lines(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
+from evergrow.learner.prediction_sets import PredictionSets, SetLimits, set_limits
 from evergrow.serve import schemas
 from evergrow.serve.backbones import Prepared
 from evergrow.serve.bodies import JSON, RequestSamples
@@ -89,6 +90,14 @@ class OpenModel:
         calibration = version.learner.state_.calibration
         metrics.note_answers(self.name, calibration, answers)
         return version.with_false_alarm(answers, false_alarm)
+
+    def set_limits(self, coverage: float, per_class: bool) -> SetLimits:
+        """Return the limits of prediction sets with a coverage."""
+        self.version.require_ready()
+        state = self.version.learner.state_
+        return set_limits(
+            state.calibration, state.classes, coverage, per_class=per_class
+        )
 
     async def encode(
         self, samples: RequestSamples, *, alone: bool = False
@@ -201,10 +210,27 @@ ModelDep = Annotated[OpenModel, Depends(OpenModel)]
 # -- responses -------------------------------------------------------------------------
 
 
-def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str) -> str:
+def predictions_json(
+    model: OpenModel,
+    answers: Answers,
+    k: int,
+    strangers: str,
+    sets: PredictionSets | None = None,
+) -> str:
     """Return a :class:`~evergrow.serve.schemas.Predictions` document as JSON.
 
-    It lists the `k` most likely classes of every sample.
+    Parameters
+    ----------
+    model : OpenModel
+        The model that predicted.
+    answers : Answers
+        The predictions.
+    k : int
+        Number of classes to list for each sample.
+    strangers : {"few", "some", "many"}
+        How many samples of unknown classes to expect.
+    sets : PredictionSets, optional
+        The prediction sets of the samples.
     """
     calibration = model.version.learner.state_.calibration
     unsure: list[bool | None] = [None] * len(answers.values)
@@ -217,6 +243,9 @@ def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str)
         _sample_answer(answers, row, best, unsure[row], familiarity[row])
         for row, best in enumerate(answers.ranked(k))
     ]
+    if sets is not None:
+        for sample, labels in zip(samples, sets.labels, strict=True):
+            sample.set = [str(label) for label in labels.tolist()]
     threshold = None
     if answers.threshold is not None:
         threshold = float(answers.threshold[0])
@@ -225,6 +254,7 @@ def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str)
         revision=model.version.revision,
         measure=answers.measure,
         threshold=threshold,
+        note="" if sets is None else sets.note,
         answers=samples,
     )
     return document.model_dump_json(by_alias=True)
