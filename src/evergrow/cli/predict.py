@@ -160,8 +160,7 @@ def predict_command(
         found = sets.answers
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
     rows = prediction_rows(found, names, top, unsure, sets)
-    if format == "table":
-        _print_notes(learner, found, sets)
+    _print_notes(format, learner, found, sets)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
         # With --no-unknown, every sample gets a class.
@@ -204,8 +203,12 @@ def _check_coverage(coverage: float | None, per_class: bool, format: str) -> Non
         raise ParameterError("--coverage works with --format table, csv and jsonl.")
 
 
-def _print_notes(learner: Learner, found: Answers, sets: PredictionSets | None) -> None:
-    """Print notes on probabilities and sets that rest on few samples."""
+def _print_notes(
+    format: str, learner: Learner, found: Answers, sets: PredictionSets | None
+) -> None:
+    """Print notes on tables: probabilities and sets that rest on few samples."""
+    if format != "table":
+        return
     if found.measure == "probability":
         note_few_samples(learner)
     # If the sets have all classes, a warning has said so.
