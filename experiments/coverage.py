@@ -3,7 +3,8 @@
 Command:   python experiments/coverage.py NAME=FEATURES.npz ... [--classes 0 100]
            FEATURES.npz is as for strictness.py. One JSON object per line goes to
            standard output.
-Results:   coverage.jsonl; ``python experiments/coverage.py --show`` prints tables.
+Results:   coverage.jsonl; ``python experiments/coverage.py --show`` prints tables, and
+           ``--picture docs/assets/sets.svg`` draws the figure of docs/sets.md.
 
 Each of ten draws takes nine tenths of the training rows and learns the classes in random
 order, ten at a time. Test rows of the learned classes are then asked about, after half
@@ -171,6 +172,44 @@ def show() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def draw(path: Path) -> None:
+    """Draw reached against stated coverage after the last classes."""
+    from matplotlib.figure import Figure
+
+    lines = RECORDS.read_text(encoding="utf-8").splitlines()
+    results = [r for r in map(json.loads, lines) if "coverage" in r]
+    names = list(dict.fromkeys(r["data"] for r in results))
+    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axis, name in zip(axes, names, strict=True):
+        last = max(r["classes"] for r in results if r["data"] == name)
+        own = [r for r in results if r["data"] == name and r["classes"] == last]
+        for column, label, colour, shift in (
+            ("covered", "corrected", "#00796b", 0.12),
+            ("plain_covered", "as measured", "#b8500b", -0.12),
+        ):
+            for at, coverage in enumerate(COVERAGES):
+                reached = [100 * r[column] for r in own if r["coverage"] == coverage]
+                axis.plot(
+                    [at + shift] * len(reached),
+                    reached,
+                    "o",
+                    color=colour,
+                    alpha=0.5,
+                    markersize=4,
+                    label=label if at == 0 else None,
+                )
+        for at, coverage in enumerate(COVERAGES):
+            axis.plot([at - 0.35, at + 0.35], [100 * coverage] * 2, "k-", linewidth=1)
+        axis.set_xticks(range(len(COVERAGES)), [f"{100 * c:.0f}" for c in COVERAGES])
+        axis.set_title(f"{name}, {last} classes", fontsize=9)
+        axis.set_xlabel("stated coverage, %", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("reached, % of test samples", fontsize=9)
+    axes[0].legend(fontsize=8, frameon=False, loc="lower right")
+    figure.savefig(path, metadata={"Date": None})
+
+
 def measure(name: str, path: str, low: int, high: int) -> Iterator[dict[str, Any]]:
     """Yield the results of one data set."""
     data = np.load(path)
@@ -195,9 +234,12 @@ def main() -> None:
         "--classes", nargs=2, type=int, default=(0, 10**6), help="first and last + 1"
     )
     parser.add_argument("--show", action="store_true", help="print the records")
+    parser.add_argument("--picture", type=Path, help="draw the records to this file")
     given = parser.parse_args()
     if given.show:
         show()
+    if given.picture is not None:
+        draw(given.picture)
     for item in given.data:
         name, _, path = item.partition("=")
         for result in measure(name, path, *given.classes):
