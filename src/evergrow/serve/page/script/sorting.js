@@ -145,9 +145,7 @@ export function answerOf(item, limits) {
   if (item.moved) return [stateOf(item), formerAnswer(item)].filter(Boolean).join(". ");
   if (item.error) return item.error;
   if (item.unknown) return `Like ${item.label}?`;
-  const candidates = groupOf(item, limits) === UNSURE ? candidatesInWords(item) : "";
-  if (candidates) return candidates;
-  if (isDoubtful(item, limits)) return `${percentOf(item)} ${item.label}?`;
+  if (isDoubtful(item, limits)) return candidatesInWords(item) || `${percentOf(item)} ${item.label}?`;
   return isUnfamiliar(item, limits) ? `${item.label}? Unfamiliar` : percentOf(item);
 }
 
