@@ -15,6 +15,10 @@ weight. ``best_size`` is the mean size of sets with a single threshold on the
 probabilities that was tuned on the test rows, so that they cover as asked. ``seconds``
 are those of 1,000 test rows that are features: the fastest of five calls.
 
+``--scores`` compares scores of sets on training rows: two thirds are learned, and halves
+of the others give the limit and are asked about. ``least_covered`` is the coverage of
+the quarter of rows with the most uncertain probabilities.
+
 `CLASS_GROWTH`, `SIZE_POWER` and `NOVELTY_SHARE` were chosen on training rows of birds 100
 to 199 and of intents 75 to 149, of which a third was held out as test rows.
 """
@@ -134,12 +138,75 @@ def run(
     }
 
 
+def set_scores(probabilities: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Return scores (n, C) of sets by name. Classes up to a limit are in the set."""
+    order = np.argsort(-probabilities, axis=1)
+    ranks = np.argsort(order, axis=1)
+    ranked = np.take_along_axis(probabilities, order, axis=1)
+    reached = np.take_along_axis(np.cumsum(ranked, axis=1), ranks, axis=1)
+    losses = -np.log(probabilities)
+    return {
+        "loss": losses,
+        "loss, always the top class": np.where(ranks == 0, 0.0, losses),
+        "loss above the top class": losses - losses.min(axis=1, keepdims=True),
+        "APS": reached,
+        "RAPS": reached + 0.02 * np.maximum(ranks - 2, 0),
+    }
+
+
+def compare_scores(name: str, train: Rows, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield coverage and size by score of one draw, on training rows."""
+    X, y = train
+    rng = np.random.default_rng(seed)
+    is_learned = rng.random(len(y)) < 2 / 3
+    learner = Learner(None, device="cpu", random_state=seed)
+    learner.fit(X[is_learned], y[is_learned].astype(str))
+    probabilities = learner.head_.predict_proba(X[~is_learned])
+    columns = np.searchsorted(learner.state_.classes, y[~is_learned].astype(str))
+    uncertainty = -(probabilities * np.log(probabilities)).sum(axis=1)
+    rows = rng.permutation(len(columns))
+    held_out, asked = np.array_split(rows, 2)
+    is_uncertain = uncertainty[asked] >= np.quantile(uncertainty[asked], 0.75)
+    for score, scores in set_scores(probabilities).items():
+        for coverage in COVERAGES:
+            own = np.sort(scores[held_out, columns[held_out]])
+            limit = own[int(np.ceil((len(own) + 1) * coverage)) - 1]
+            members = scores[asked] <= limit
+            covered = members[np.arange(len(asked)), columns[asked]]
+            yield {
+                "data": name,
+                "seed": seed,
+                "score": score,
+                "coverage": coverage,
+                "covered": round(float(covered.mean()), 4),
+                "size": round(float(members.sum(axis=1).mean()), 3),
+                "least_covered": round(float(covered[is_uncertain].mean()), 4),
+                "empty": round(float((~members.any(axis=1)).mean()), 4),
+            }
+
+
+def show_scores(results: list[dict[str, Any]]) -> None:
+    """Print the means of the comparison of scores as a table."""
+    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        groups[result["data"], result["score"], result["coverage"]].append(result)
+    columns = ("covered", "size", "least_covered", "empty")
+    for key, found in groups.items():
+        means = [f"{np.mean([r[column] for r in found]):.3f}" for column in columns]
+        cells = " | ".join([*map(str, key), *means])
+        sys.stdout.write(f"| {cells} |\n")
+
+
 def show() -> None:
     """Print the means of the recorded results as a table."""
     groups: dict[tuple[str, int, float], list[dict[str, Any]]] = defaultdict(list)
     times = defaultdict(list)
+    scored: list[dict[str, Any]] = []
     for line in RECORDS.read_text(encoding="utf-8").splitlines():
         result = json.loads(line)
+        if "score" in result:
+            scored.append(result)
+            continue
         if "set_seconds" in result:
             ratio = result["set_seconds"] / result["predict_seconds"]
             times[result["data"]].append(ratio)
@@ -170,6 +237,7 @@ def show() -> None:
     for name, ratios in times.items():
         lines.append(f"{name}: sets take {np.median(ratios):.2f} times predict")
     sys.stdout.write("\n".join(lines) + "\n")
+    show_scores(scored)
 
 
 def draw(path: Path) -> None:
@@ -177,7 +245,7 @@ def draw(path: Path) -> None:
     from matplotlib.figure import Figure
 
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
-    results = [r for r in map(json.loads, lines) if "coverage" in r]
+    results = [r for r in map(json.loads, lines) if "plain_covered" in r]
     names = list(dict.fromkeys(r["data"] for r in results))
     figure = Figure(figsize=(7.2, 2.8), layout="constrained")
     axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -210,8 +278,10 @@ def draw(path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def measure(name: str, path: str, low: int, high: int) -> Iterator[dict[str, Any]]:
-    """Yield the results of one data set."""
+def measure(
+    name: str, path: str, low: int, high: int, *, scores: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the results of one data set, or of the comparison of scores."""
     data = np.load(path)
     blocks = tuple(data["blocks"].tolist()) if "blocks" in data else ()
     parts = []
@@ -221,6 +291,9 @@ def measure(name: str, path: str, low: int, high: int) -> Iterator[dict[str, Any
         rows = (y >= low) & (y < high)
         parts.append((X[rows], y[rows]))
     for seed in range(N_DRAWS):
+        if scores:
+            yield from compare_scores(name, parts[0], seed)
+            continue
         yield from run(name, parts[0], parts[1], blocks, seed)
 
 
@@ -233,6 +306,7 @@ def main() -> None:
     parser.add_argument(
         "--classes", nargs=2, type=int, default=(0, 10**6), help="first and last + 1"
     )
+    parser.add_argument("--scores", action="store_true", help="compare scores")
     parser.add_argument("--show", action="store_true", help="print the records")
     parser.add_argument("--picture", type=Path, help="draw the records to this file")
     given = parser.parse_args()
@@ -242,7 +316,7 @@ def main() -> None:
         draw(given.picture)
     for item in given.data:
         name, _, path = item.partition("=")
-        for result in measure(name, path, *given.classes):
+        for result in measure(name, path, *given.classes, scores=given.scores):
             sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
 
