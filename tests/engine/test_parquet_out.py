@@ -133,7 +133,12 @@ def test_write_answers_writes_all_columns(tmp_path: Path) -> None:
             "true_label": "bee",
         },
     ]
-    write_answers(tmp_path / "1.parquet", names=names, answers=answers(novelty=False))
+    plain = answers(novelty=False)
+    unsure = np.array([True, False])
+    write_answers(tmp_path / "2.parquet", names=names, answers=plain, unsure=unsure)
+    table = pq.read_table(tmp_path / "2.parquet").to_pydict()
+    assert table["unsure"] == [True, False]
+    write_answers(tmp_path / "1.parquet", names=names, answers=plain)
     assert pq.read_schema(tmp_path / "1.parquet").names == [
         "name",
         "label",

@@ -24,8 +24,7 @@ from evergrow.tools.strictness import (
     FilingLimits,
     estimate_unknown,
     expected_rates,
-    limits_of,
-    unsure_mask,
+    unsure_predictions,
 )
 
 MAX_CONFUSION_CLASSES = 500
@@ -208,8 +207,9 @@ def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str)
     """
     calibration = model.version.learner.state_.calibration
     unsure: list[bool | None] = [None] * len(answers.values)
-    if answers.measure == "probability":
-        unsure = unsure_mask(calibration, answers, limits_of(strangers)).tolist()
+    mask = unsure_predictions(calibration, answers, strangers)
+    if mask is not None:
+        unsure = mask.tolist()
     familiarity: list[float | None] = [None] * len(answers.values)
     if answers.novelty is not None and calibration.n:
         familiarity = calibration.familiarity(answers.novelty).tolist()

@@ -126,6 +126,37 @@ def unsure_mask(
     return np.asarray(mask)
 
 
+def unsure_predictions(
+    calibration: Calibration, answers: Answers, strangers: str = USUAL
+) -> NDArray[np.bool_] | None:
+    """Return which predictions are unsure; None for a method without probabilities.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The held-out rows of the model.
+    answers : Answers
+        Predictions of the model.
+    strangers : {"few", "some", "many"}, default="some"
+        How many samples of unknown classes to expect.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.tools.strictness import unsure_predictions
+    >>> learner = Learner(None, options={"n_units": 20})
+    >>> learner = learner.fit(np.eye(4).repeat(6, axis=0), list("abcd") * 6)
+    >>> answers = learner.ask(np.eye(4), false_alarm=0.05)
+    >>> unsure_predictions(learner.state_.calibration, answers)
+    array([ True,  True,  True,  True])
+    """
+    limits = limits_of(strangers)
+    if answers.measure != "probability":
+        return None
+    return unsure_mask(calibration, answers, limits)
+
+
 @dataclass(frozen=True)
 class ExpectedRates:
     """What limits cost, measured on held-out rows.
