@@ -88,6 +88,18 @@ def test_a_sample_that_looks_unknown_has_an_empty_set() -> None:
     assert not found.covered([0, 1, 2]).any()
 
 
+def test_with_a_false_alarm_rate_the_coverage_holds_for_the_other_samples() -> None:
+    learner = fitted(1200)
+    X, y = clouds(4000, 1)
+    found = learner.predict_set(X, 0.9, false_alarm=0.2)
+    assert np.array_equal(found.unknown, learner.is_unknown(X, 0.2))
+    assert 0.1 < found.unknown.mean() < 0.3
+    # 960 held-out rows give a standard error of a point.
+    assert abs(found.covered(y)[~found.unknown].mean() - 0.9) < 0.03
+    with pytest.raises(ParameterError, match="false_alarm"):
+        learner.predict_set(X, 0.9, false_alarm=1.0)
+
+
 def test_misses_that_are_not_needed_for_mistakes_are_spent_on_novelty() -> None:
     learner = fitted(apart=9.0)  # every held-out row is predicted correctly
     X, y = clouds(2000, 1, apart=9.0)

@@ -1115,6 +1115,7 @@ class Learner(Estimator):
         coverage: float = COVERAGE,
         *,
         per_class: bool = False,
+        false_alarm: float | None = None,
         on_error: OnError | None = None,
     ) -> PredictionSets:
         """Return the classes that each sample may belong to.
@@ -1132,6 +1133,11 @@ class Learner(Estimator):
         per_class : bool, default=False
             Whether the coverage holds for the samples of each class. A class needs 19
             held-out samples for a coverage of 0.95, and 99 for 0.99.
+        false_alarm : float, optional
+            Fraction of known samples that may be called unknown, as for
+            :meth:`is_unknown`. The coverage then holds for the samples that are not
+            called unknown. By default, the coverage decides: samples called unknown
+            count as misses, and a tenth of all misses is spent on them.
         on_error : {"raise", "skip"}, optional
             As for :meth:`ask`.
 
@@ -1144,7 +1150,7 @@ class Learner(Estimator):
         Raises
         ------
         ParameterError
-            If the coverage is not between 0 and 1.
+            If the coverage or the false alarm rate is not between 0 and 1.
         NotFittedError
             If nothing was learned yet, or the calibration has no held-out sample.
         UnsupportedError
@@ -1172,7 +1178,11 @@ class Learner(Estimator):
         for name in ("predict_proba", "novelty_score"):
             self._require_method(name)
         limits = set_limits(
-            state.calibration, state.classes, coverage, per_class=per_class
+            state.calibration,
+            state.classes,
+            coverage,
+            per_class=per_class,
+            false_alarm=false_alarm,
         )
         if limits.is_trivial:
             warnings.warn(limits.note, FewSamplesWarning, stacklevel=2)

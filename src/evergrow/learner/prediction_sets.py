@@ -248,6 +248,7 @@ def set_limits(
     coverage: float,
     *,
     per_class: bool = False,
+    false_alarm: float | None = None,
 ) -> SetLimits:
     """Return the limits of the prediction sets of a model.
 
@@ -262,11 +263,14 @@ def set_limits(
     per_class : bool, default=False
         Whether the coverage holds for the samples of each class. Classes with too few
         held-out rows have the limits of all rows.
+    false_alarm : float, optional
+        Fraction of known samples that may be called unknown. The coverage then holds
+        for the other samples.
 
     Raises
     ------
     ParameterError
-        If the coverage is not between 0 and 1.
+        If the coverage or the false alarm rate is not between 0 and 1.
     NotFittedError
         If there are no held-out rows.
     UnsupportedError
@@ -285,7 +289,11 @@ def set_limits(
             "prediction sets need held-out samples: learn at least two samples of a "
             "class at once"
         )
-    loss, novelty = _limits_of(rows, coverage)
+    largest = np.inf
+    if false_alarm is not None:
+        largest = calibration.threshold(false_alarm)
+        rows = rows.take(rows.novelty <= largest)
+    loss, novelty = _limits_of(rows, coverage, largest)
     losses = np.full(len(classes), loss)
     novelties = np.full(len(classes), novelty)
     pooled: list[str] | None = None
@@ -296,7 +304,7 @@ def set_limits(
             if _effective_rows(own) < required_rows(coverage):
                 pooled.append(name)
             else:
-                losses[column], novelties[column] = _limits_of(own, coverage)
+                losses[column], novelties[column] = _limits_of(own, coverage, largest)
     return SetLimits(
         coverage,
         losses,
@@ -313,16 +321,28 @@ def _effective_rows(rows: RankedRows) -> float:
     return float(rows.weights.sum() / rows.weights.max())
 
 
-def _limits_of(rows: RankedRows, coverage: float) -> tuple[float, float]:
+def _limits_of(
+    rows: RankedRows, coverage: float, largest: float
+) -> tuple[float, float]:
     """Return the limits of loss and of novelty within which enough rows are.
 
-    Both are infinite if there are too few rows.
+    Parameters
+    ----------
+    rows : RankedRows
+        The rows. With too few, the limit of the loss is infinite.
+    coverage : float
+        Fraction of new rows within both limits.
+    largest : float
+        Largest novelty of known samples. If it is infinite, the limit of novelty is
+        computed too.
     """
     weights = rows.weights
-    total = float(weights.sum() + weights.max())
+    total = float(weights.sum() + weights.max(initial=0.0))
     needed = coverage * total * _ROUNDING
-    if needed > weights.sum():
-        return np.inf, np.inf
+    if not len(rows) or needed > weights.sum():
+        return np.inf, largest
+    if np.isfinite(largest):
+        return _quantile(rows.losses, weights, needed), largest
     within = 1.0 - NOVELTY_SHARE * (1.0 - coverage)
     novelty = _quantile(rows.novelty, weights, within * total * _ROUNDING)
     is_known = rows.novelty <= novelty
