@@ -16,7 +16,7 @@ from evergrow.core.errors import EngineError, ParameterError
 from evergrow.data import read
 from evergrow.data.items import Images
 from evergrow.engine import LocalEngine
-from evergrow.engine.parquet_out import write_answers
+from evergrow.engine.parquet_out import write_predictions
 from evergrow.features import create_backbone
 
 pytest.importorskip("pyarrow")
@@ -74,7 +74,7 @@ def test_predict_writes_one_table(model: Learner, data: Path, tmp_path: Path) ->
     tally = engine.predict(model, data, top=2, false_alarm=0.05)
     assert tally.to_values()["rows"] == 300
     table = pq.read_table(tmp_path / "job" / "predict").to_pydict()
-    asked = model.ask(points()[0], false_alarm=0.05)
+    asked = model.predictions(points()[0], false_alarm=0.05)
     labels = asked.classes[asked.ranked(1)[:, 0]]
     assert table["label"] == [
         None if strange else label
@@ -96,9 +96,9 @@ def test_predict_rewrites_damaged_tables(model, data, tmp_path, monkeypatch) -> 
 
     def write(path, **settings):
         written.append(path.name)
-        return write_answers(path, **settings)
+        return write_predictions(path, **settings)
 
-    monkeypatch.setattr("evergrow.engine.worker_tasks.write_answers", write)
+    monkeypatch.setattr("evergrow.engine.worker_tasks.write_predictions", write)
     engine.predict(model, data)
     assert written == [files[place].name for place in (3, 5, 6)]
     assert [

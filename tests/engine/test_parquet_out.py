@@ -13,13 +13,13 @@ import pytest
 from evergrow.core.errors import FileFormatError
 from evergrow.data import read
 from evergrow.data.storage import Tree
-from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
-from evergrow.learner.answers import Answers
+from evergrow.engine.parquet_out import WIDTHS, write_features, write_predictions
+from evergrow.learner.predictions import Predictions
 
 
-def answers(*, novelty: bool) -> Answers:
+def answers(*, novelty: bool) -> Predictions:
     values = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    found = Answers(
+    found = Predictions(
         np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2])
     )
     more = {
@@ -96,7 +96,7 @@ def test_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_write_answers_writes_all_columns(tmp_path: Path) -> None:
     names = ["a", "unreadable", "c"]
     truth = np.array(["ant", "ant", "bee"])
-    write_answers(
+    write_predictions(
         tmp_path / "0.parquet",
         names=names,
         answers=answers(novelty=True),
@@ -133,7 +133,9 @@ def test_write_answers_writes_all_columns(tmp_path: Path) -> None:
             "true_label": "bee",
         },
     ]
-    write_answers(tmp_path / "1.parquet", names=names, answers=answers(novelty=False))
+    write_predictions(
+        tmp_path / "1.parquet", names=names, answers=answers(novelty=False)
+    )
     assert pq.read_schema(tmp_path / "1.parquet").names == [
         "name",
         "label",
@@ -148,7 +150,7 @@ def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
     found = replace(
         answers(novelty=True), classes=np.array(["caf\udce9", "bee", "cat"])
     )
-    write_answers(
+    write_predictions(
         tmp_path / "b.parquet",
         names=list("abc"),
         answers=found,

@@ -28,7 +28,7 @@ from evergrow.core.errors import (
     PathError,
 )
 from evergrow.core.files import locked
-from evergrow.learner.answers import Answers
+from evergrow.learner.predictions import Predictions
 from evergrow.tools import file_moves, sorting
 from evergrow.tools.file_moves import folder_name, folder_names
 from evergrow.tools.sorting import (
@@ -54,9 +54,9 @@ class Reader:
             calibration=SimpleNamespace(n=0),
         )
 
-    def ask(
+    def predictions(
         self, items: Any, *, false_alarm: float | None, on_error: str = "raise"
-    ) -> Answers:
+    ) -> Predictions:
         values = []
         rows = []
         failures = []
@@ -85,7 +85,7 @@ class Reader:
             "unknown": np.array(unknown),
             "threshold": np.zeros(len(rows)),
         }
-        return Answers(
+        return Predictions(
             self.state_.classes,
             np.array(values),
             "probability",
@@ -355,15 +355,15 @@ def test_a_class_of_any_name_stays_inside(
     before = tree(tmp_path)
     reader = Reader(name, "cat")
 
-    def ask(items: Any, *, false_alarm: float, on_error: str) -> Answers:
-        return Answers(
+    def predictions(items: Any, *, false_alarm: float, on_error: str) -> Predictions:
+        return Predictions(
             reader.state_.classes,
             np.array([[1.0, 0], [0, 1]]),
             "probability",
             np.arange(2),
         )
 
-    monkeypatch.setattr(reader, "ask", ask, raising=False)
+    monkeypatch.setattr(reader, "predictions", predictions, raising=False)
     (first, second) = sort_folder(reader, tmp_path / "photos", tmp_path / "out", "move")
     assert (
         first.place
@@ -985,11 +985,11 @@ def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
     answers = {f"{number}.png": name for number, name in enumerate(names)}
 
     class Named(Reader):
-        def ask(self, items: Any, **settings: Any) -> Answers:
+        def predictions(self, items: Any, **settings: Any) -> Predictions:
             columns = [
                 names.index(answers[items.name(row)]) for row in range(len(items))
             ]
-            return Answers(
+            return Predictions(
                 self.state_.classes,
                 np.eye(len(names))[columns],
                 "probability",

@@ -26,8 +26,8 @@ from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.engine.job import JobReport
-    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
+    from evergrow.learner.predictions import Predictions
 
 
 @command("predict", panel="Predict and inspect")
@@ -124,7 +124,7 @@ def predict_command(
         return _sharded_answer(model, f"{out}/predict", report)
 
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
-    found = learner.ask(samples, false_alarm=alarm)
+    found = learner.predictions(samples, false_alarm=alarm)
     rows = prediction_rows(found, names, top)
     _mark_unsure(rows, learner, found, strangers)
     if format == "table" and found.measure == "probability":
@@ -159,7 +159,7 @@ def predict_command(
 
 
 def _mark_unsure(
-    rows: list[dict[str, Any]], learner: Learner, found: Answers, strangers: str
+    rows: list[dict[str, Any]], learner: Learner, found: Predictions, strangers: str
 ) -> None:
     """Add ``unsure`` to each row of :func:`prediction_rows`, in place.
 
@@ -190,13 +190,13 @@ def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
 
 
 def prediction_rows(
-    found: Answers, names: Sequence[str], top: int
+    found: Predictions, names: Sequence[str], top: int
 ) -> list[dict[str, Any]]:
     """Return one row of plain values per prediction.
 
     Parameters
     ----------
-    found : Answers
+    found : Predictions
         Predictions of a learner.
     names : sequence of str
         Display names of all samples, readable or not.
@@ -313,7 +313,7 @@ def _review_lines(
     format: str,
     learner: Learner,
     samples: NamedSamples,
-    found: Answers,
+    found: Predictions,
     *,
     title: str,
     root: Path,
@@ -328,7 +328,7 @@ def _review_lines(
         Supplies the kind of the samples.
     samples : (object, list of str)
         Samples and display names, from :func:`~evergrow.cli.samples.read_samples`.
-    found : Answers
+    found : Predictions
         The predictions.
     title : str
         Model version that Label Studio shows.

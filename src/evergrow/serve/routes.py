@@ -275,7 +275,7 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 
 @samples.post(
     "/predict",
-    response_model=schemas.Predictions,
+    response_model=schemas.PredictionsRecord,
     openapi_extra=PREDICT_BODY.describe(),
 )
 async def predict(
@@ -290,9 +290,9 @@ async def predict(
             "samples or a smaller k",
             "TooMany",
         )
-    answers = await model.predict(body, body.fields.false_alarm)
+    predictions = await model.predict(body, body.fields.false_alarm)
     document = await asyncio.to_thread(
-        predictions_json, model, answers, k, body.fields.strangers
+        predictions_json, model, predictions, k, body.fields.strangers
     )
     headers = {"ETag": model.version.etag}
     return Response(document, media_type=JSON, headers=headers)

@@ -551,7 +551,7 @@ class LikelyClass(BaseModel):
     value: float
 
 
-class SampleAnswer(BaseModel):
+class SamplePrediction(BaseModel):
     """The prediction for one sample."""
 
     label: str | None = Field(
@@ -573,7 +573,7 @@ class SampleAnswer(BaseModel):
     )
 
 
-class Predictions(BaseModel):
+class PredictionsRecord(BaseModel):
     """Predictions in the order of the samples."""
 
     model: str
@@ -582,7 +582,7 @@ class Predictions(BaseModel):
         description="Meaning of the values in top.", pattern="^(probability|score)$"
     )
     threshold: float | None
-    answers: list[SampleAnswer]
+    answers: list[SamplePrediction]
 
 
 class SuggestionRecord(BaseModel):

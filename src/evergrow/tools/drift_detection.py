@@ -123,18 +123,18 @@ def drift(
     >>> drift(learner, 16 - X[900:]).share
     1.0
     """
-    answers = learner.ask(data, false_alarm=false_alarm)
-    best = answers.values.argmax(axis=1)
+    predictions = learner.predictions(data, false_alarm=false_alarm)
+    best = predictions.values.argmax(axis=1)
     labels = None
     if y is not None:
-        n_items = len(answers.rows) + len(answers.failures)
-        labels = as_names(y, n_items)[answers.rows]
-    assert answers.novelty is not None
+        n_items = len(predictions.rows) + len(predictions.failures)
+        labels = as_names(y, n_items)[predictions.rows]
+    assert predictions.novelty is not None
     return find_drift(
         learner.state_.calibration,
-        answers.novelty,
-        answers.classes[best],
-        answers.values.max(axis=1),
+        predictions.novelty,
+        predictions.classes[best],
+        predictions.values.max(axis=1),
         labels,
         false_alarm,
     )

@@ -259,7 +259,7 @@ def _predict_images(
     Without calibrated novelty, no image is unknown.
     """
     alarm = false_alarm if learner.state_.calibration.n else None
-    predictions: list[_Prediction] = []
+    found: list[_Prediction] = []
     failures: dict[str, str] = {}
     for start in range(0, len(names), BLOCK_IMAGES):
         block = names[start : start + BLOCK_IMAGES]
@@ -267,27 +267,30 @@ def _predict_images(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # rows name unreadable files
             try:
-                answers = learner.ask(images, false_alarm=alarm, on_error="skip")
+                predictions = learner.predictions(
+                    images, false_alarm=alarm, on_error="skip"
+                )
             except ImageError as error:  # all images of the block are unreadable
                 failures |= dict.fromkeys(block, str(error))
                 continue
-        failures |= dict(answers.failures)
-        columns = answers.ranked(1)[:, 0]
-        unknown = answers.unknown
-        novelty: list[float | None] = [None] * len(columns)
+        failures |= dict(predictions.failures)
+        best = predictions.ranked(1)
+        values = np.take_along_axis(predictions.values, best, axis=1)
+        unknown = predictions.unknown
+        novelty: list[float | None] = [None] * len(best)
         if unknown is None:
-            unknown = np.zeros(len(columns), dtype=bool)
-        if answers.novelty is not None:
-            novelty = answers.novelty.tolist()
-        predictions += map(
+            unknown = np.zeros(len(best), dtype=bool)
+        if predictions.novelty is not None:
+            novelty = predictions.novelty.tolist()
+        found += map(
             _Prediction,
-            [block[row] for row in answers.rows.tolist()],
-            answers.classes[columns].tolist(),
-            np.take_along_axis(answers.values, columns[:, None], axis=1)[:, 0].tolist(),
+            [block[row] for row in predictions.rows.tolist()],
+            predictions.classes[best[:, 0]].tolist(),
+            values[:, 0].tolist(),
             novelty,
             unknown.tolist(),
         )
-    return predictions, failures
+    return found, failures
 
 
 def _resolve_folders(

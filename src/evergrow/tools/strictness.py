@@ -18,8 +18,8 @@ from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
-    from evergrow.learner.answers import Answers
     from evergrow.learner.calibration import Calibration, ScoredRows
+    from evergrow.learner.predictions import Predictions
 
 
 class FilingLimits(NamedTuple):
@@ -86,7 +86,7 @@ def limits_of(strangers: str, probability: float | None = None) -> FilingLimits:
 
 
 def unsure_mask(
-    calibration: Calibration, answers: Answers, limits: FilingLimits
+    calibration: Calibration, predictions: Predictions, limits: FilingLimits
 ) -> NDArray[np.bool_]:
     """Return which predictions are outside of the limits.
 
@@ -97,7 +97,7 @@ def unsure_mask(
     calibration : Calibration
         The held-out rows of the model. Without any, only the limit of probability
         holds.
-    answers : Answers
+    predictions : Predictions
         Predictions of the model, with probabilities. Without novelty, only the limit of
         probability holds.
     limits : FilingLimits
@@ -112,17 +112,17 @@ def unsure_mask(
     >>> y = np.arange(300) % 6
     >>> X = rng.normal(size=(300, 8)) + 4 * np.eye(8)[y]
     >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
-    >>> answers = learner.ask(X[:100], false_alarm=0.05)
-    >>> mask = unsure_mask(learner.state_.calibration, answers, STRICTNESS["few"])
+    >>> predictions = learner.predictions(X[:100], false_alarm=0.05)
+    >>> mask = unsure_mask(learner.state_.calibration, predictions, STRICTNESS["few"])
     >>> mask.shape
     (100,)
     """
-    mask = answers.values.max(axis=1) < limits.probability
-    if answers.novelty is not None and calibration.n:
+    mask = predictions.values.max(axis=1) < limits.probability
+    if predictions.novelty is not None and calibration.n:
         # A novelty that is not finite is outside, too.
-        mask |= ~(answers.novelty <= calibration.threshold(limits.false_alarm))
-    if answers.unknown is not None:
-        mask |= answers.unknown
+        mask |= ~(predictions.novelty <= calibration.threshold(limits.false_alarm))
+    if predictions.unknown is not None:
+        mask |= predictions.unknown
     return np.asarray(mask)
 
 
@@ -253,11 +253,12 @@ def estimate_unknown(
     >>> y = np.arange(400) % 8
     >>> X = rng.normal(size=(400, 9)) + 3 * rng.normal(size=(8, 9))[y]
     >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
-    >>> answers = learner.ask(3 * rng.normal(size=(50, 9)), false_alarm=0.05)
+    >>> new = 3 * rng.normal(size=(50, 9))
+    >>> predictions = learner.predictions(new, false_alarm=0.05)
     >>> found = estimate_unknown(
     ...     learner.state_.calibration,
-    ...     answers.novelty,
-    ...     answers.values.max(axis=1),
+    ...     predictions.novelty,
+    ...     predictions.values.max(axis=1),
     ...     STRICTNESS["some"],
     ... )
     >>> found.unknown > 25
