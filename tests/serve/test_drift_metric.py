@@ -24,7 +24,7 @@ def test_drifted_samples_raise_the_metric():
         "m", calibration, learner.predictions(rows(10, 0.6)[0], false_alarm=0.05)
     )
     assert (
-        metrics.registry.get_sample_value("evergrow_drift_share", value) is None
+        metrics.registry.get_sample_value("evergrow_drift_fraction", value) is None
     )  # too few yet
     for noise, low, high in ((0.6, 0.0, 0.4), (2.5, 0.6, 1.0)):
         for _ in range(WINDOW // 50):
@@ -35,7 +35,7 @@ def test_drifted_samples_raise_the_metric():
             )
         assert (
             low
-            <= metrics.registry.get_sample_value("evergrow_drift_share", value)
+            <= metrics.registry.get_sample_value("evergrow_drift_fraction", value)
             <= high
         )
     metrics.note_predictions(

@@ -20,7 +20,7 @@ from evergrow.serve import Limits
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.problems import Problem
-from evergrow.tools.strictness import FilingLimits, estimate_unknown, expected_rates
+from evergrow.tools.strictness import AcceptanceLimits, estimate_unknown, expected_rates
 
 LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
 
@@ -367,15 +367,15 @@ def test_strictness_says_what_limits_cost_and_how_many_samples_are_unknown(
     body = {"false_alarm": 0.2, "probability": 0.6, "samples": samples}
     told = api.post("strictness", body).json()
     calibration = open_model(folder / "m.evg").state_.calibration
-    limits = FilingLimits(0.2, 0.6)
+    limits = AcceptanceLimits(0.2, 0.6)
     rates = expected_rates(calibration, limits)
-    assert told["known_not_filed"] == rates.known_not_filed
-    assert told["unknown_filed"] == rates.unknown_filed
+    assert told["known_not_accepted"] == rates.known_not_accepted
+    assert told["unknown_accepted"] == rates.unknown_accepted
     novelty, probability = np.array([list(one.values()) for one in samples]).T
     found = estimate_unknown(calibration, novelty, probability, limits)
     assert found is not None
-    assert told["estimate"]["filed"] == found.filed
-    assert tuple(told["estimate"]["filed_interval"]) == found.filed_interval
+    assert told["estimate"]["accepted"] == found.accepted
+    assert tuple(told["estimate"]["accepted_interval"]) == found.accepted_interval
     assert api.post("strictness", {}).json()["estimate"] is None
     assert api.post("strictness", {"false_alarm": 0}).status_code == 422
 
@@ -383,6 +383,11 @@ def test_strictness_says_what_limits_cost_and_how_many_samples_are_unknown(
 def test_strictness_of_a_model_without_calibration_is_null(api: Any) -> None:
     api.taught("ab", 1)
     told = api.post("strictness", {}).json()
-    assert told["known_not_filed"] is told["unknown_filed"] is told["estimate"] is None
+    assert (
+        told["known_not_accepted"]
+        is told["unknown_accepted"]
+        is told["estimate"]
+        is None
+    )
     answers = api.post("predict", {"rows": rows(0, 1)}).json()["answers"]
     assert answers[0]["familiarity"] is None

@@ -56,14 +56,14 @@ class Confusion:
         The true class and the predicted one.
     n : int
         Number of samples.
-    share : float
+    fraction : float
         Fraction of the samples of the true class.
     """
 
     true: str
     predicted: str
     n: int
-    share: float
+    fraction: float
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Evaluation:
     >>> round(result.accuracy, 3), result.balanced_accuracy, result.unknown_classes
     (0.667, 0.75, {'fox': 1})
     >>> result.confused[0]
-    Confusion(true='cat', predicted='dog', n=1, share=0.5)
+    Confusion(true='cat', predicted='dog', n=1, fraction=0.5)
     """
 
     n_samples: int

@@ -883,7 +883,7 @@ class Learner(Estimator):
         ------
         MergeError
             If backbones, layers or label types differ, samples would be counted twice,
-            or `base` is no common ancestor. The message names the difference.
+            or `base` is not a common ancestor. The message names the difference.
         UnsupportedError
             If the method cannot merge.
         """

@@ -148,8 +148,8 @@ class Metrics:
         )
         self.jobs = Gauge("evergrow_jobs_open", "Open jobs", registry=registry)
         self.drift = Gauge(
-            "evergrow_drift_share",
-            "Share of tested classes whose recent samples no longer look like the "
+            "evergrow_drift_fraction",
+            "Fraction of tested classes whose recent samples no longer look like the "
             "training data; about 0.05 without drift",
             ["model"],
             registry=registry,
@@ -194,7 +194,7 @@ class Metrics:
             drift = find_drift(
                 calibration, novelty, predicted, probability, None, FALSE_ALARM
             )
-            self.drift.labels(model).set(drift.share)
+            self.drift.labels(model).set(drift.fraction)
         recent.clear()
 
     def forget(self, model: str) -> None:

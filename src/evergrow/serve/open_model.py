@@ -21,7 +21,7 @@ from evergrow.serve.bodies import JSON, RequestSamples
 from evergrow.serve.problems import Problem
 from evergrow.serve.service import ServiceDep
 from evergrow.tools.strictness import (
-    FilingLimits,
+    AcceptanceLimits,
     estimate_unknown,
     expected_rates,
     limits_of,
@@ -270,7 +270,7 @@ def _sample_answer(
 
 def strictness_record(
     model: OpenModel,
-    limits: FilingLimits,
+    limits: AcceptanceLimits,
     novelty: NDArray[np.float64],
     probability: NDArray[np.float64],
 ) -> schemas.StrictnessRecord:
@@ -280,7 +280,7 @@ def strictness_record(
     ----------
     model : OpenModel
         The model.
-    limits : FilingLimits
+    limits : AcceptanceLimits
         The limits.
     novelty, probability : ndarray of shape (n,)
         Predictions for some samples, maybe none.
@@ -288,16 +288,16 @@ def strictness_record(
     model.version.require_ready()
     record = schemas.StrictnessRecord(
         revision=model.version.revision,
-        known_not_filed=None,
-        unknown_filed=None,
+        known_not_accepted=None,
+        unknown_accepted=None,
         estimate=None,
     )
     calibration = model.version.learner.state_.calibration
     if not calibration.n:
         return record
     rates = expected_rates(calibration, limits)
-    record.known_not_filed = rates.known_not_filed
-    record.unknown_filed = rates.unknown_filed
+    record.known_not_accepted = rates.known_not_accepted
+    record.unknown_accepted = rates.unknown_accepted
     found = estimate_unknown(calibration, novelty, probability, limits)
     if found is not None:
         record.estimate = schemas.UnknownCount.model_validate(found)

@@ -74,7 +74,7 @@ class Drift:
     false_alarm: float
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """Fraction of the tested classes that changed."""
         n_changed = sum(entry.changed for entry in self.classes)
         return n_changed / max(len(self.classes), 1)
@@ -120,7 +120,7 @@ def drift(
     >>> from evergrow.tools import drift
     >>> X, y = load_digits(return_X_y=True)
     >>> learner = Learner(None, options={"n_units": 100}).fit(X[:900], y[:900])
-    >>> drift(learner, 16 - X[900:]).share
+    >>> drift(learner, 16 - X[900:]).fraction
     1.0
     """
     predictions = learner.predictions(data, false_alarm=false_alarm)
