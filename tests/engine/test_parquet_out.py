@@ -133,11 +133,14 @@ def test_write_predictions_writes_all_columns(tmp_path: Path) -> None:
             "true_label": "bee",
         },
     ]
+    plain = small_predictions(novelty=False)
+    unsure = np.array([True, False])
     write_predictions(
-        tmp_path / "1.parquet",
-        names=names,
-        predictions=small_predictions(novelty=False),
+        tmp_path / "2.parquet", names=names, predictions=plain, unsure=unsure
     )
+    table = pq.read_table(tmp_path / "2.parquet").to_pydict()
+    assert table["unsure"] == [True, False]
+    write_predictions(tmp_path / "1.parquet", names=names, predictions=plain)
     assert pq.read_schema(tmp_path / "1.parquet").names == [
         "name",
         "label",

@@ -18,6 +18,7 @@ from evergrow.data.items import Images
 from evergrow.engine import LocalEngine
 from evergrow.engine.parquet_out import write_predictions
 from evergrow.features import create_backbone
+from evergrow.tools.strictness import STRICTNESS
 
 pytest.importorskip("pyarrow")
 
@@ -82,6 +83,27 @@ def test_predict_writes_one_table(model: Learner, data: Path, tmp_path: Path) ->
     ]
     np.testing.assert_array_equal(table["novelty"], asked.novelty)
     assert [len(row) for row in table["top"]] == [2] * 300
+
+
+def test_predict_marks_unsure_samples(
+    model: Learner, data: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    predictions = model.predictions(points()[0], false_alarm=0.05)
+    n_unsure = []
+    for strangers in ("few", "many"):
+        engine = LocalEngine(**SMALL, folder=tmp_path / strangers)
+        engine.predict(model, data, false_alarm=0.05, strangers=strangers)
+        table = pq.read_table(tmp_path / strangers / "predict").to_pydict()
+        limits = STRICTNESS[strangers]
+        threshold = model.state_.threshold(limits.false_alarm)
+        expected = (predictions.values.max(axis=1) < limits.probability) | (
+            predictions.novelty > threshold
+        )
+        assert table["unsure"] == (expected | predictions.unknown).tolist()
+        n_unsure.append(sum(table["unsure"]))
+    assert n_unsure[0] < n_unsure[1]
 
 
 def test_predict_rewrites_damaged_tables(model, data, tmp_path, monkeypatch) -> None:

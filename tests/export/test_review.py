@@ -64,6 +64,24 @@ def test_label_config_matches_the_tasks(answers: Predictions) -> None:
         label_studio_tasks(answers, ["a"] * 4, "features", version="m")
 
 
+def test_unsure_samples_have_no_prediction_for_label_studio(
+    answers: Predictions, tmp_path: Path
+) -> None:
+    unsure = np.array([False, True, True])
+    tasks = label_studio_tasks(
+        answers, ["a", "b", "c", "d"], "text", version="m", unsure=unsure
+    )
+    assert [task["data"]["unsure"] for task in tasks] == unsure.tolist()
+    assert ["predictions" in task for task in tasks] == [True, False, False]
+    names = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for name in names:
+        Path(name).touch()
+    labels = fiftyone_labels(answers, names, unsure=unsure)["labels"]
+    assert labels[names[0]]["attributes"]["unsure"] is False
+    assert labels[names[2]]["label"] == "ant"
+    assert labels[names[2]]["attributes"]["unsure"] is True
+
+
 def test_label_studio_images_must_be_below_the_root(
     answers: Predictions, tmp_path: Path
 ) -> None:

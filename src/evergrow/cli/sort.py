@@ -24,7 +24,12 @@ from evergrow.cli.console import (
     warn_line,
 )
 from evergrow.cli.exits import flush
-from evergrow.cli.model_files import can_reject_unknown, load_model, note_few_samples
+from evergrow.cli.model_files import (
+    can_reject_unknown,
+    load_model,
+    note_few_samples,
+    strictness_lines,
+)
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import existing_model
@@ -326,21 +331,17 @@ def _expected_errors(
 ) -> list[str]:
     """Return lines with the error rates of the limits and the estimated errors."""
     from evergrow.tools.sorting import estimate_unknown_files
-    from evergrow.tools.strictness import expected_rates, limits_of
 
-    calibration = learner.state_.calibration
-    if not calibration.n:
+    lines = strictness_lines(
+        learner,
+        strangers,
+        least,
+        samples="images",
+        unaccepted="go to unsure or unknown",
+        accepted="are sorted into a class",
+    )
+    if not lines:
         return []
-    rates = expected_rates(calibration, limits_of(strangers, least))
-    lines = [
-        f"--strangers {strangers}: of 100 images of learned classes about "
-        f"{round(100 * rates.known_not_accepted)} go to unsure or unknown"
-    ]
-    if rates.unknown_accepted is not None:
-        lines[0] += (
-            "; of 100 images of other classes about "
-            f"{round(100 * rates.unknown_accepted)} are sorted into a class"
-        )
     found = estimate_unknown_files(learner, rows, strangers=strangers, least=least)
     if found is not None:
         n_sorted = sum(bool(row.destination and not row.note) for row in rows)

@@ -99,6 +99,7 @@ def write_predictions(
     predictions: Predictions,
     labels: NDArray[np.str_] | None = None,
     top: int = 1,
+    unsure: NDArray[np.bool_] | None = None,
     report: ShardReport | None = None,
 ) -> None:
     """Write predictions, atomically.
@@ -106,8 +107,8 @@ def write_predictions(
     Columns: ``name``, ``label`` (the prediction; null if unknown), ``probability`` or
     ``score``, and ``true_label`` if known. If novelty was requested: ``nearest`` (the
     most likely class, also of unknown samples), ``unknown``, ``novelty`` and
-    ``threshold``. If several classes were requested: ``top``, the most likely classes
-    with their values.
+    ``threshold``. If given: ``unsure``. If several classes were requested: ``top``, the
+    most likely classes with their values.
 
     Parameters
     ----------
@@ -121,6 +122,9 @@ def write_predictions(
         True classes of all samples.
     top : int, default=1
         Number of classes to write per sample.
+    unsure : ndarray of bool of shape (n,), optional
+        Which predictions are unsure, from
+        :func:`~evergrow.tools.strictness.unsure_predictions`.
     report : ShardReport, optional
         Report to store in the file, for :func:`read_report`.
     """
@@ -146,6 +150,8 @@ def write_predictions(
     for column in ("unknown", "novelty", "threshold"):
         if getattr(predictions, column) is not None:
             columns[column] = arrow.array(getattr(predictions, column))
+    if unsure is not None:
+        columns["unsure"] = arrow.array(unsure)
     if top > 1:
         pairs = [
             arrow.array(classes(ranked.reshape(-1)), arrow.string()),

@@ -51,6 +51,7 @@ from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
+from evergrow.tools.strictness import unsure_predictions
 
 T = TypeVar("T")
 
@@ -266,10 +267,19 @@ def predict(job: Job, task: WorkerTask) -> ShardReport:
         Features(found.X, np.arange(len(found))),
         false_alarm=job.settings["false_alarm"],
     )
+    unsure = None
     if job.work == "evaluate":
         predictions = replace(predictions, unknown=None)
-    top = int(job.settings["top"])
-    write_predictions(path, predictions=predictions, top=top, **found.table_columns())
+    else:
+        strangers = str(job.settings["strangers"])
+        unsure = unsure_predictions(model.state_.calibration, predictions, strangers)
+    write_predictions(
+        path,
+        predictions=predictions,
+        top=int(job.settings["top"]),
+        unsure=unsure,
+        **found.table_columns(),
+    )
     return found.engine
 
 

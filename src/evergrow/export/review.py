@@ -14,6 +14,9 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evergrow.core.errors import InputError
 from evergrow.learner.predictions import Predictions
 
@@ -66,8 +69,11 @@ def label_studio_tasks(
     *,
     version: str,
     root: str | os.PathLike[str] = ".",
+    unsure: NDArray[np.bool_] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return predictions as tasks for Label Studio. Unknown samples have no prediction.
+    """Return predictions as tasks for Label Studio.
+
+    Unknown and unsure samples have no prediction.
 
     Parameters
     ----------
@@ -83,13 +89,16 @@ def label_studio_tasks(
     root : path-like
         Folder that Label Studio serves files from
         (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``). Images must be below it.
+    unsure : ndarray of bool of shape (n,), optional
+        Which predictions are unsure, from
+        :func:`~evergrow.tools.strictness.unsure_predictions`.
 
     Returns
     -------
     list of dict
         Each has ``data``, the text or the URL of the image with its ``novelty`` if
-        measured, and ``predictions``, one with the best class and its value as
-        ``score``.
+        measured and ``unsure`` if given, and ``predictions``, one with the best class
+        and its value as ``score``.
 
     Raises
     ------
@@ -110,13 +119,13 @@ def label_studio_tasks(
     """
     _check_kind(kind)
     tasks = []
-    for row, best, attributes in _best_predictions(predictions):
+    for row, best, attributes in _best_predictions(predictions, unsure):
         if kind == "image":
             sample = _label_studio_url(samples[row], root)
         else:
             sample = samples[row]
         task: dict[str, Any] = {"data": {kind: sample, **attributes}}
-        if best is not None:
+        if best is not None and not attributes.get("unsure"):
             name, value = best
             result = {
                 "id": f"answer-{row}",
@@ -132,7 +141,12 @@ def label_studio_tasks(
     return tasks
 
 
-def fiftyone_labels(predictions: Predictions, samples: Sequence[str]) -> dict[str, Any]:
+def fiftyone_labels(
+    predictions: Predictions,
+    samples: Sequence[str],
+    *,
+    unsure: NDArray[np.bool_] | None = None,
+) -> dict[str, Any]:
     """Return predictions as a FiftyOne labels file. Unknown samples have no label.
 
     Parameters
@@ -142,6 +156,8 @@ def fiftyone_labels(predictions: Predictions, samples: Sequence[str]) -> dict[st
     samples : sequence of str
         Paths of all images that the learner was asked about. They are written as
         absolute paths, so that FiftyOne needs no data folder.
+    unsure : ndarray of bool of shape (n,), optional
+        Which predictions are unsure. It becomes the attribute ``unsure`` of the labels.
 
     Returns
     -------
@@ -167,7 +183,7 @@ def fiftyone_labels(predictions: Predictions, samples: Sequence[str]) -> dict[st
     (['cat', 'dog'], [{'label': 'dog', 'confidence': 0.8}])
     """
     labels: dict[str, Any] = {}
-    for row, best, attributes in _best_predictions(predictions):
+    for row, best, attributes in _best_predictions(predictions, unsure):
         label: dict[str, Any] | None = None
         if best is not None:
             name, value = best
@@ -183,8 +199,8 @@ def fiftyone_labels(predictions: Predictions, samples: Sequence[str]) -> dict[st
 
 
 def _best_predictions(
-    predictions: Predictions,
-) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
+    predictions: Predictions, unsure: NDArray[np.bool_] | None
+) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float | bool]]]:
     """Yield the best prediction of each sample.
 
     Yields
@@ -194,13 +210,15 @@ def _best_predictions(
     best : (str, float) or None
         Best class with its probability or score. None if the sample is unknown.
     attributes : dict
-        The novelty under ``"novelty"``, if it was measured.
+        ``"novelty"`` if it was measured, and ``"unsure"`` if given.
     """
     best = predictions.ranked(1)[:, 0]
     for index, row in enumerate(predictions.rows.tolist()):
-        attributes = {}
+        attributes: dict[str, float | bool] = {}
         if predictions.novelty is not None:
             attributes["novelty"] = float(predictions.novelty[index])
+        if unsure is not None:
+            attributes["unsure"] = bool(unsure[index])
         if predictions.unknown is not None and predictions.unknown[index]:
             yield row, None, attributes
             continue

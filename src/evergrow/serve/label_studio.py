@@ -28,6 +28,7 @@ from evergrow.serve.bodies import BoundedRoute, RequestSamples
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.open_model import ModelDep, OpenModel
 from evergrow.serve.problems import PROBLEMS, Problem
+from evergrow.tools.strictness import unsure_predictions
 
 _COMMON_KEYS = {
     "images": ("image", "img", "url", "photo"),
@@ -309,9 +310,10 @@ async def predict(
 ) -> LabelStudioPredictions:
     """Predict the class of each task.
 
-    Unknown samples get no class. Until the model is ready, no task gets one. The score
-    of a task orders tasks for labelling (the lowest first); the score of its region is
-    the probability of the class.
+    Unknown and unsure samples get no class, so that nobody accepts a doubtful one
+    unseen. Until the model is ready, no task gets one. The score of a task orders tasks
+    for labelling (the lowest first); the score of its region is the probability of the
+    class.
     """
     revision = str(model.version.revision)
     results = [LabelStudioPrediction(model_version=revision) for _ in body.tasks]
@@ -326,9 +328,16 @@ async def predict(
     features = RequestSamples(rows=await model.encode(samples))
     predictions = await model.predict(features, FALSE_ALARM)
     scores = await model.analyze(features, task_scores)
+    doubtful = np.zeros(len(predictions.values), dtype=bool)
+    if predictions.unknown is not None:
+        doubtful |= predictions.unknown
+    calibration = model.version.learner.state_.calibration
+    unsure = unsure_predictions(calibration, predictions)
+    if unsure is not None:
+        doubtful |= unsure
     for i, best in enumerate(predictions.ranked(1)[:, 0]):
         response.results[i].score = float(scores[i])
-        if predictions.unknown is not None and predictions.unknown[i]:
+        if doubtful[i]:
             continue
         region = LabelStudioRegion(
             from_name=names.control,

@@ -24,8 +24,7 @@ from evergrow.tools.strictness import (
     AcceptanceLimits,
     estimate_unknown,
     expected_rates,
-    limits_of,
-    unsure_mask,
+    unsure_predictions,
 )
 
 MAX_CONFUSION_CLASSES = 500
@@ -210,8 +209,9 @@ def predictions_json(
     """
     calibration = model.version.learner.state_.calibration
     unsure: list[bool | None] = [None] * len(predictions.values)
-    if predictions.measure == "probability":
-        unsure = unsure_mask(calibration, predictions, limits_of(strangers)).tolist()
+    mask = unsure_predictions(calibration, predictions, strangers)
+    if mask is not None:
+        unsure = mask.tolist()
     familiarity: list[float | None] = [None] * len(predictions.values)
     if predictions.novelty is not None and calibration.n:
         familiarity = calibration.familiarity(predictions.novelty).tolist()

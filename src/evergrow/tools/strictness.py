@@ -126,6 +126,37 @@ def unsure_mask(
     return np.asarray(mask)
 
 
+def unsure_predictions(
+    calibration: Calibration, predictions: Predictions, strangers: str = USUAL
+) -> NDArray[np.bool_] | None:
+    """Return which predictions are unsure; None for a method without probabilities.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The held-out rows of the model.
+    predictions : Predictions
+        Predictions of the model.
+    strangers : {"few", "some", "many"}, default="some"
+        How many samples of unknown classes to expect.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.tools.strictness import unsure_predictions
+    >>> learner = Learner(None, options={"n_units": 20})
+    >>> learner = learner.fit(np.eye(4).repeat(6, axis=0), list("abcd") * 6)
+    >>> predictions = learner.predictions(np.eye(4), false_alarm=0.05)
+    >>> unsure_predictions(learner.state_.calibration, predictions)
+    array([ True,  True,  True,  True])
+    """
+    limits = limits_of(strangers)
+    if predictions.measure != "probability":
+        return None
+    return unsure_mask(calibration, predictions, limits)
+
+
 @dataclass(frozen=True)
 class ExpectedRates:
     """Fractions of samples that limits reject or accept, measured on held-out rows.
