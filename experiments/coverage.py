@@ -46,28 +46,39 @@ from evergrow.learner.prediction_sets import (
     prediction_sets,
     set_limits,
 )
+from evergrow.learner.predictions import Predictions
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
 COVERAGES = (0.9, 0.95, 0.99)
 N_NEW = 10
 N_DRAWS = 10
 N_TIMED = 1000
+N_TIMED_DRAWS = 3
 
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
-def plain_sets(learner: Learner, found: PredictionSets) -> PredictionSets:
+def sets_of(
+    learner: Learner, found: Predictions, coverage: float, *, per_class: bool = False
+) -> PredictionSets:
+    """Return the sets of predictions."""
+    held_out = learner.state_.calibration
+    limits = set_limits(held_out, found.classes, coverage, per_class=per_class)
+    return prediction_sets(found, limits)
+
+
+def plain_sets(learner: Learner, found: Predictions, coverage: float) -> PredictionSets:
     """Return sets from held-out rows as they were measured, with equal weights."""
     with mock.patch.multiple(calibration, CLASS_GROWTH=0.0, SIZE_POWER=0.0):
-        unchanged = replace(learner.state_.calibration)  # nothing is computed yet
-        limits = set_limits(unchanged, found.answers.classes, found.coverage)
-    return prediction_sets(found.answers, limits)
+        held_out = replace(learner.state_.calibration)  # nothing is computed yet
+        limits = set_limits(held_out, found.classes, coverage)
+    return prediction_sets(found, limits)
 
 
 def best_size(found: PredictionSets, y: NDArray[np.str_]) -> float:
     """Return the mean size with one threshold that was tuned on these rows."""
-    values = found.answers.values
-    columns = np.searchsorted(found.answers.classes, y)
+    values = found.predictions.values
+    columns = np.searchsorted(found.predictions.classes, y)
     own = np.sort(values[np.arange(len(y)), columns])
     n_missed = int(np.floor((1.0 - found.coverage) * len(y)))
     return float((values >= own[n_missed]).sum(axis=1).mean())
@@ -102,12 +113,16 @@ def run(
             continue
         is_known = np.isin(t, order[:n_classes])
         labels = t[is_known].astype(str)
-        known = learner.encode(T[is_known])
-        accuracy = float((learner.predict(known) == labels).mean())
+        known = learner.predictions(T[is_known], false_alarm=0.05)
+        named = known.classes[known.ranked(1)[:, 0]]
+        accuracy = float((named == labels).mean())
+        strangers = None
+        if not is_known.all():
+            strangers = learner.predictions(T[~is_known], false_alarm=0.05)
         for coverage in COVERAGES:
-            found = learner.predict_set(known, coverage)
-            plain = plain_sets(learner, found)
-            per_class = learner.predict_set(known, coverage, per_class=True)
+            found = sets_of(learner, known, coverage)
+            plain = plain_sets(learner, known, coverage)
+            per_class = sets_of(learner, known, coverage, per_class=True)
             covered = found.covered(labels)
             result = {
                 "data": name,
@@ -125,10 +140,12 @@ def run(
                 "class_size": round(float(per_class.sizes.mean()), 4),
                 "class_pooled": len(per_class.limits.pooled or ()),
             }
-            if not is_known.all():
-                strangers = learner.predict_set(T[~is_known], coverage)
-                result["strangers_unknown"] = round(float(strangers.unknown.mean()), 4)
+            if strangers is not None:
+                others = sets_of(learner, strangers, coverage)
+                result["strangers_unknown"] = round(float(others.unknown.mean()), 4)
             yield result
+    if seed >= N_TIMED_DRAWS:
+        return
     timed = np.resize(T, (N_TIMED, T.shape[1]))
     yield {
         "data": name,
@@ -279,7 +296,7 @@ def draw(path: Path) -> None:
 
 
 def measure(
-    name: str, path: str, low: int, high: int, *, scores: bool = False
+    name: str, path: str, low: int, high: int, draws: range, *, scores: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield the results of one data set, or of the comparison of scores."""
     data = np.load(path)
@@ -290,7 +307,7 @@ def measure(
         y = data[f"y_{part}"].astype(np.int64)
         rows = (y >= low) & (y < high)
         parts.append((X[rows], y[rows]))
-    for seed in range(N_DRAWS):
+    for seed in draws:
         if scores:
             yield from compare_scores(name, parts[0], seed)
             continue
@@ -306,6 +323,9 @@ def main() -> None:
     parser.add_argument(
         "--classes", nargs=2, type=int, default=(0, 10**6), help="first and last + 1"
     )
+    parser.add_argument(
+        "--draws", nargs=2, type=int, default=(0, N_DRAWS), help="first and last + 1"
+    )
     parser.add_argument("--scores", action="store_true", help="compare scores")
     parser.add_argument("--show", action="store_true", help="print the records")
     parser.add_argument("--picture", type=Path, help="draw the records to this file")
@@ -316,7 +336,9 @@ def main() -> None:
         draw(given.picture)
     for item in given.data:
         name, _, path = item.partition("=")
-        for result in measure(name, path, *given.classes, scores=given.scores):
+        for result in measure(
+            name, path, *given.classes, range(*given.draws), scores=given.scores
+        ):
             sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
 

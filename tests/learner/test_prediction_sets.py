@@ -83,8 +83,8 @@ def test_a_sample_that_looks_unknown_has_an_empty_set() -> None:
     found = learner.predict_set(strange, 0.95)
     assert found.unknown.all()
     assert [labels.tolist() for labels in found.labels] == [[], [], []]
-    assert found.answers.unknown is not None
-    assert found.answers.unknown.all()
+    assert found.predictions.unknown is not None
+    assert found.predictions.unknown.all()
     assert not found.covered([0, 1, 2]).any()
 
 
@@ -240,7 +240,7 @@ def test_sets_are_the_same_after_saving_and_with_other_names(tmp_path: Path) -> 
     loaded.rename_classes({0: "zebra"})
     renamed = loaded.predict_set(X, 0.95, per_class=True)
     assert renamed.limits.pooled == ()
-    assert renamed.answers.classes.tolist() == ["1", "2", "3", "zebra"]
+    assert renamed.predictions.classes.tolist() == ["1", "2", "3", "zebra"]
     assert np.array_equal(
         loaded.predict_set(X, 0.95).members[:, [3, 0, 1, 2]], before.members
     )

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from evergrow.data import DataOptions
     from evergrow.engine.job import JobReport
-    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
     from evergrow.learner.prediction_sets import PredictionSets
+    from evergrow.learner.predictions import Predictions
 
 MOST_LISTED = 4
 """Number of classes of a set that a table shows."""
@@ -154,10 +154,10 @@ def predict_command(
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
     sets = None
     if coverage is None:
-        found = learner.ask(samples, false_alarm=alarm)
+        found = learner.predictions(samples, false_alarm=alarm)
     else:
         sets = learner.predict_set(samples, coverage, per_class=per_class)
-        found = sets.answers
+        found = sets.predictions
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
     rows = prediction_rows(found, names, top, unsure, sets)
     _print_notes(format, learner, found, sets)
@@ -204,7 +204,7 @@ def _check_coverage(coverage: float | None, per_class: bool, format: str) -> Non
 
 
 def _print_notes(
-    format: str, learner: Learner, found: Answers, sets: PredictionSets | None
+    format: str, learner: Learner, found: Predictions, sets: PredictionSets | None
 ) -> None:
     """Print notes on tables: probabilities and sets that rest on few samples."""
     if format != "table":
@@ -291,7 +291,7 @@ def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
 
 
 def prediction_rows(
-    found: Answers,
+    found: Predictions,
     names: Sequence[str],
     top: int,
     unsure: NDArray[np.bool_] | None = None,
@@ -301,7 +301,7 @@ def prediction_rows(
 
     Parameters
     ----------
-    found : Answers
+    found : Predictions
         Predictions of a learner.
     names : sequence of str
         Display names of all samples, readable or not.
@@ -454,7 +454,7 @@ def _review_lines(
     format: str,
     learner: Learner,
     samples: NamedSamples,
-    found: Answers,
+    found: Predictions,
     unsure: NDArray[np.bool_] | None,
     *,
     title: str,
@@ -470,7 +470,7 @@ def _review_lines(
         Supplies the kind of the samples.
     samples : (object, list of str)
         Samples and display names, from :func:`~evergrow.cli.samples.read_samples`.
-    found : Answers
+    found : Predictions
         The predictions.
     unsure : ndarray of bool or None
         Which of them are unsure.

@@ -27,8 +27,8 @@ from evergrow.core.errors import NotFittedError, UnsupportedError
 from evergrow.core.validation import check_number
 
 if TYPE_CHECKING:
-    from evergrow.learner.answers import Answers
     from evergrow.learner.calibration import Calibration, RankedRows
+    from evergrow.learner.predictions import Predictions
 
 COVERAGE = 0.95
 """Default coverage."""
@@ -127,7 +127,7 @@ class PredictionSets:
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Probabilities and novelty of the samples, and their row numbers.
     members : ndarray of bool of shape (n, C)
         Whether each class belongs to the set of each sample.
@@ -147,7 +147,7 @@ class PredictionSets:
     True
     """
 
-    answers: Answers
+    predictions: Predictions
     members: NDArray[np.bool_]
     limits: SetLimits
 
@@ -177,8 +177,8 @@ class PredictionSets:
     @property
     def labels(self) -> list[NDArray[Any]]:
         """The labels of each set, most likely first, in the type passed to `fit`."""
-        labels = self.answers.labels
-        order = self.answers.ranked(len(labels))
+        labels = self.predictions.labels
+        order = self.predictions.ranked(len(labels))
         sizes = self.sizes.tolist()
         # In each row, members come first.
         is_member = np.take_along_axis(self.members, order, axis=1)
@@ -194,7 +194,7 @@ class PredictionSets:
         y : array-like of shape (n,)
             One label per readable sample. Labels of other classes are never covered.
         """
-        labels = self.answers.labels.tolist()
+        labels = self.predictions.labels.tolist()
         columns = {label: column for column, label in enumerate(labels)}
         found = [columns.get(label, -1) for label in np.asarray(y).tolist()]
         codes = np.array(found, dtype=np.int64)
@@ -216,30 +216,30 @@ def required_rows(coverage: float) -> int:
     return int(np.ceil(coverage / (1.0 - coverage) * (1.0 - 1e-9)))
 
 
-def prediction_sets(answers: Answers, limits: SetLimits) -> PredictionSets:
+def prediction_sets(predictions: Predictions, limits: SetLimits) -> PredictionSets:
     """Return the prediction sets of samples.
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Probabilities and novelty of the samples. In the result, samples with an empty
         set are unknown.
     limits : SetLimits
         The limits of the model, from :func:`set_limits`.
     """
-    novelty = answers.novelty
-    assert novelty is not None, "the answers of a calibrated model have novelty"
+    novelty = predictions.novelty
+    assert novelty is not None, "predictions of a calibrated model have novelty"
     with np.errstate(divide="ignore"):
-        losses = -np.log(answers.values)
-    top = answers.ranked(1)[:, 0]
+        losses = -np.log(predictions.values)
+    top = predictions.ranked(1)[:, 0]
     losses[np.arange(len(losses)), top] = 0.0
     # A NaN counts as unknown.
     is_known = novelty[:, None] <= limits.novelty
     members = (losses <= limits.losses) & is_known
-    answers = replace(
-        answers, unknown=~members.any(axis=1), threshold=limits.novelty[top]
+    predictions = replace(
+        predictions, unknown=~members.any(axis=1), threshold=limits.novelty[top]
     )
-    return PredictionSets(answers, members, limits)
+    return PredictionSets(predictions, members, limits)
 
 
 def set_limits(
