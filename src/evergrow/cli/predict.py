@@ -12,6 +12,7 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, csv_lines, percent, plural, table
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
+from evergrow.cli.evidence import NO_EVIDENCE, EvidenceOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
     check_target,
@@ -45,6 +46,7 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("-o")] = None,
     root: options.Rare[Path] = Path("."),
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    evidence: EvidenceOptions = NO_EVIDENCE,
     run: options.ImageOptions = options.DEFAULT_IMAGES,
     sharding: EngineOptions = NO_ENGINE,
 ) -> Answer:
@@ -59,6 +61,8 @@ def predict_command(
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
       evergrow predict intents.evg --text "where is my parcel"
+
+      evergrow predict birds.evg photo.jpg --heatmap why.png --against "House Wren"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
@@ -106,27 +110,18 @@ def predict_command(
     if unknown and can_reject_unknown(learner):
         alarm = false_alarm
     if sharding.engine is not None:
-        sharding.reject(text=text)
-        if len(paths) != 1 or paths[0] == STDIN:
-            raise ParameterError("With --engine, name one folder, file or address.")
-        if out is None:
-            raise ParameterError(
-                "With --engine, name a folder by --out for the predictions."
-            )
-        from evergrow.data import read
-
-        source = read(paths[0], columns.data_options(), part="all", labelled=False)
-        report = sharding.run(
-            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm),
-            folder=out,
-            quiet=run.as_json,
+        sharding.reject(text=text, heatmap=evidence.heatmap, words=evidence.words)
+        report = _predict_shards(
+            learner, paths, columns, sharding, out, top, alarm, quiet=run.as_json
         )
         return _sharded_answer(model, f"{out}/predict", report)
 
+    evidence.check(learner.state_.kind, learner)
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
     found = learner.ask(samples, false_alarm=alarm)
     rows = prediction_rows(found, names, top)
     _mark_unsure(rows, learner, found, strangers)
+    evidence_lines = evidence.add(rows, learner, samples, found.rows.tolist())
     if format == "table" and found.measure == "probability":
         note_few_samples(learner)
     if format in ("label-studio", "fiftyone"):
@@ -134,13 +129,8 @@ def predict_command(
         lines = _review_lines(
             format, learner, (samples, names), found, title=title, root=root
         )
-    elif format == "jsonl":
-        lines = [json.dumps(row) for row in rows]
-    elif format == "csv":
-        lines = _prediction_csv(rows, found.measure)
     else:
-        lines = _table_lines(rows, found.measure)
-
+        lines = _prediction_lines(format, rows, found.measure, evidence_lines)
     code = skipped_code(len(found.failures))
     values = {
         "model": str(model),
@@ -156,6 +146,67 @@ def predict_command(
         code=code,
         done=f"{out} was written",
     )
+
+
+def _predict_shards(
+    learner: Learner,
+    paths: Sequence[str],
+    columns: options.ColumnOptions,
+    sharding: EngineOptions,
+    out: Path | None,
+    top: int,
+    false_alarm: float | None,
+    *,
+    quiet: bool,
+) -> JobReport:
+    """Predict shard by shard into the folder `out`, and return the report.
+
+    The other parameters are those of the command.
+
+    Raises
+    ------
+    ParameterError
+        If there is no folder, or not one folder, file or address of samples.
+    """
+    if len(paths) != 1 or paths[0] == STDIN:
+        raise ParameterError("With --engine, name one folder, file or address.")
+    if out is None:
+        raise ParameterError(
+            "With --engine, name a folder by --out for the predictions."
+        )
+    from evergrow.data import read
+
+    source = read(paths[0], columns.data_options(), part="all", labelled=False)
+    return sharding.run(
+        lambda engine: engine.predict(
+            learner, source, top=top, false_alarm=false_alarm
+        ),
+        folder=out,
+        quiet=quiet,
+    )
+
+
+def _prediction_lines(
+    format: str, rows: list[dict[str, Any]], measure: str, evidence: Sequence[str]
+) -> list[str]:
+    """Return predictions as lines of a table, CSV or JSON.
+
+    Parameters
+    ----------
+    format : {"table", "csv", "jsonl"}
+        The format.
+    rows : list of dict
+        Result of :func:`prediction_rows`.
+    measure : {"probability", "score"}
+        Kind of the class values.
+    evidence : sequence of str
+        Lines about explanations, which follow a table.
+    """
+    if format == "jsonl":
+        return [json.dumps(row) for row in rows]
+    if format == "csv":
+        return _prediction_csv(rows, measure)
+    return [*_table_lines(rows, measure), *evidence]
 
 
 def _mark_unsure(
