@@ -86,6 +86,10 @@ class EvidenceOptions(OptionGroup):
                     f"{flag} must be a class of the model, got {name!r}; nearest: "
                     f"{nearest(name, known)}."
                 )
+        if self.why is not None and self.why == self.against:
+            raise ParameterError(
+                f"--against must be another class than --why, got {self.why!r} twice."
+            )
         if self.heatmap is not None:
             _check_kind("--heatmap", "image", kind, "--words is for texts")
             if self.heatmap.suffix.lower() != ".png":

@@ -125,7 +125,7 @@ def _interpolation(
 
 
 def image_evidence(
-    backbone: Backbone, image: Any, gradient: ScoreGradient
+    backbone: Backbone, image: Tensor, gradient: ScoreGradient
 ) -> list[ViewEvidence]:
     """Return the evidence of all views of an image.
 
@@ -133,8 +133,8 @@ def image_evidence(
     ----------
     backbone : ImageBackbone or JoinedBackbone
         Backbone of images.
-    image : PIL.Image.Image
-        The image, from :func:`decode_image`.
+    image : Tensor of shape (3, height, width)
+        The image, from the backbone's transform.
     gradient : callable
         Gradient of the score; see :data:`ScoreGradient`.
 
@@ -146,10 +146,7 @@ def image_evidence(
     networks = [(slice(None), backbone)]
     if isinstance(backbone, JoinedBackbone):
         networks = backbone.active_parts()
-    transform = backbone.transform
-    if transform is None:
-        raise no_evidence(backbone)
-    batch = transform(image)[None].to(backbone.device)
+    batch = image[None].to(backbone.device)
     blocks: list[Tensor] = []
     outputs: list[_KeptMap] = []
     numbers: list[int] = []
@@ -354,9 +351,13 @@ def _read_network(
     ):
         blocks = read_views(module, wanted, transform, images)
     prefix = getattr(module, "num_prefix_tokens", 0)
+    views = transform.cuts()
     kept = []
+    if not recorder.passes and len(views) == 1:
+        # A network of unknown parts: the pixels themselves.
+        kept.append(_KeptMap(images, ("",), transform, 0, channels_last=False))
     for name, outputs in recorder.passes.items():
-        passes = zip(outputs, transform.cuts(), sides_of_views(wanted), strict=True)
+        passes = zip(outputs, views, sides_of_views(wanted), strict=True)
         for output, (view, _), sides in passes:
             is_last = output.ndim == 3 or is_channels_last_map(module, name, output)
             n_prefix = prefix if isinstance(prefix, int) else 0

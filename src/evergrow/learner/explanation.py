@@ -246,7 +246,8 @@ class ScoreQuestion:
 def explain_image(
     backbone: Backbone,
     question: ScoreQuestion,
-    image: Image,
+    prepared: Tensor,
+    size: tuple[int, int],
     shape: tuple[int, int] | None = None,
 ) -> Explanation:
     """Explain the score of an image.
@@ -257,8 +258,10 @@ def explain_image(
         The backbone of the model.
     question : ScoreQuestion
         The score.
-    image : PIL.Image.Image
-        The image, from :func:`evergrow.features.decode_image`.
+    prepared : Tensor of shape (3, h, w)
+        The image, from the backbone's transform.
+    size : tuple of int
+        Height and width of the image.
     shape : tuple of int, optional
         Rows and columns of the heatmap. By default those of the image.
 
@@ -269,9 +272,8 @@ def explain_image(
     """
     from evergrow.features.evidence import draw_evidence, image_evidence
 
-    views = image_evidence(backbone, image, question.gradient)
-    heatmap = draw_evidence(views, image.height, image.width, shape)
-    return question.answer(heatmap=heatmap)
+    views = image_evidence(backbone, prepared, question.gradient)
+    return question.answer(heatmap=draw_evidence(views, *size, shape))
 
 
 def explain_text(backbone: Backbone, question: ScoreQuestion, text: str) -> Explanation:
@@ -317,7 +319,11 @@ def explain_sample(
     items = samples.raw_items()
     if isinstance(items, Texts):
         return explain_text(backbone, question, items.raw(0))
+    from evergrow.features.evidence import no_evidence
     from evergrow.features.images import decode_image
 
+    if backbone.transform is None:
+        raise no_evidence(backbone)
     image = decode_image(items.raw(0), name=items.name(0))
-    return explain_image(backbone, question, image)
+    size = (image.height, image.width)
+    return explain_image(backbone, question, backbone.transform(image), size)
