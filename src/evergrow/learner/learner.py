@@ -29,7 +29,6 @@ from evergrow.data.inputs import as_labels, item_chunks, labelled_chunks
 from evergrow.data.items import Samples
 from evergrow.head.label_set import BUILT_IN
 from evergrow.learner import edits
-from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import (
     Encoder,
@@ -43,6 +42,7 @@ from evergrow.learner.explanation import (
     explain_sample,
 )
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
+from evergrow.learner.predictions import Predictions
 from evergrow.learner.snapshot import (
     Change,
     Erased,
@@ -888,7 +888,7 @@ class Learner(Estimator):
         ------
         MergeError
             If backbones, layers or label types differ, samples would be counted twice,
-            or `base` is no common ancestor. The message names the difference.
+            or `base` is not a common ancestor. The message names the difference.
         UnsupportedError
             If the method cannot merge.
         """
@@ -930,7 +930,7 @@ class Learner(Estimator):
             If there are no samples, or they are of another type than the learned ones.
         ImageError
             If an image cannot be read, also if ``extract`` sets ``on_error="skip"``;
-            :meth:`ask` can skip it.
+            :meth:`predictions` can skip it.
         """
         head = self.head_
         names = self._apply(lambda X: np.asarray(head.predict(X), dtype=np.str_), items)
@@ -1034,7 +1034,7 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         on_error : {"raise", "skip"}, optional
-            As for :meth:`ask`.
+            As for :meth:`predictions`.
 
         Returns
         -------
@@ -1044,13 +1044,13 @@ class Learner(Estimator):
         """
         return join_features(list(self._encode_chunks(items, on_error)))
 
-    def ask(
+    def predictions(
         self,
         items: Any,
         *,
         false_alarm: float | None = None,
         on_error: OnError | None = None,
-    ) -> Answers:
+    ) -> Predictions:
         """Return labels, probabilities and novelty in one pass through the backbone.
 
         Parameters
@@ -1066,7 +1066,7 @@ class Learner(Estimator):
 
         Returns
         -------
-        Answers
+        Predictions
             One row per readable sample. It has scores in place of probabilities if the
             method has no probabilities.
 
@@ -1093,7 +1093,7 @@ class Learner(Estimator):
             novelty = state.head.novelty_score(features.X)
             unknown = ~(novelty <= threshold)  # a NaN counts as unknown
             thresholds = np.full(len(novelty), threshold)
-        return Answers(
+        return Predictions(
             state.classes,
             values,
             measure,

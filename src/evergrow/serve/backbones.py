@@ -205,7 +205,7 @@ class Batcher:
         Returns
         -------
         Future
-            Features of shape (n, d), or with `model` its :class:`Answers`.
+            Features of shape (n, d), or with `model` its :class:`Predictions`.
 
         Raises
         ------
