@@ -86,7 +86,7 @@ class Explanation:
             heat = heat.resize(image.size, PILImage.Resampling.BILINEAR)
         strength = np.asarray(heat)[:, :, None]
         grey = np.asarray(image.convert("L"), dtype=np.float32)[:, :, None]
-        opacity = _OPACITY * strength**0.5
+        opacity = _OPACITY * strength**0.75
         mixed = (1.0 - opacity) * grey + opacity * _colours(strength[:, :, 0])
         return PILImage.fromarray(mixed.round().astype(np.uint8))
 
