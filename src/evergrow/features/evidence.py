@@ -192,11 +192,13 @@ def draw_evidence(
         Rows and columns of the result. By default those of the image.
     """
     size = shape or (height, width)
-    total = sum(view.on_image(height, width, size) for view in views)
+    total = np.zeros(size)
+    for view in views:
+        total += view.on_image(height, width, size)
     largest = float(np.abs(total).max())
     if largest > 0.0:
-        total = total / largest
-    return np.asarray(total, dtype=np.float32)
+        total /= largest
+    return total.astype(np.float32)
 
 
 def _sum_of_channels(terms: Tensor) -> Tensor:
@@ -262,7 +264,8 @@ class _KeptMap:
         n_rows = round((tokens.shape[1] * height / width) ** 0.5)
         if not n_rows or tokens.shape[1] % n_rows:
             return None
-        return tokens.unflatten(1, (n_rows, -1))
+        n_images, _, n_channels = tokens.shape
+        return tokens.reshape(n_images, n_rows, -1, n_channels)
 
 
 class _Recorder:

@@ -147,7 +147,7 @@ class ScoreQuestion:
 
     def __init__(self, state: Snapshot, label: Any, against: Any) -> None:
         self._head = state.head
-        self._names = state.classes.tolist()
+        self._names: list[str] = state.classes.tolist()
         self._kind = state.label_kind
         if len(self._names) < 2:
             raise UnsupportedError(

@@ -29,6 +29,7 @@ from evergrow.serve.sharing import FairExecutor, MemoryBudget
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 Result = TypeVar("Result")
 _MAX_WARM_MODELS = 8
@@ -181,7 +182,7 @@ class Service:
 
     async def prepare_picture(
         self, backbone: Backbone, name: str, data: bytes, side: int
-    ) -> tuple[Prepared, tuple[int, int], Image]:
+    ) -> tuple[Tensor, tuple[int, int], Image]:
         """Decode an image, preprocess it and scale it down.
 
         Returns
@@ -197,9 +198,9 @@ class Service:
         if transform is None:
             raise _takes_texts()
 
-        def prepare(image: Image) -> tuple[Prepared, tuple[int, int], Image]:
+        def prepare(image: Image) -> tuple[Tensor, tuple[int, int], Image]:
             size = (image.height, image.width)
-            prepared: Prepared = transform(image)
+            prepared: Tensor = transform(image)
             image.thumbnail((side, side))
             return prepared, size, image
 
