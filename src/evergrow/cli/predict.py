@@ -19,6 +19,7 @@ from evergrow.cli.console import (
     table,
 )
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
+from evergrow.cli.evidence import NO_EVIDENCE, EvidenceOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
     check_target,
@@ -63,6 +64,7 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("-o")] = None,
     root: options.Rare[Path] = Path("."),
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    evidence: EvidenceOptions = NO_EVIDENCE,
     run: options.ImageOptions = options.DEFAULT_IMAGES,
     sharding: EngineOptions = NO_ENGINE,
 ) -> Answer:
@@ -79,6 +81,8 @@ def predict_command(
       evergrow predict intents.evg --text "where is my parcel"
 
       evergrow predict birds.evg photos/ --coverage 0.95
+
+      evergrow predict birds.evg photo.jpg --heatmap why.png --against "House Wren"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
@@ -140,7 +144,12 @@ def predict_command(
         for line in strictness_lines(learner, strangers):
             note_line(line)
     if sharding.engine is not None:
-        sharding.reject(text=text, coverage=coverage)
+        sharding.reject(
+            text=text,
+            coverage=coverage,
+            heatmap=evidence.heatmap,
+            words=evidence.words,
+        )
         settings = {
             "top": top,
             "false_alarm": alarm,
@@ -151,15 +160,12 @@ def predict_command(
             model, learner, paths, data_options, out, sharding, settings, run.as_json
         )
 
+    evidence.check(learner.state_.kind, learner)
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
-    sets = None
-    if coverage is None:
-        found = learner.predictions(samples, false_alarm=alarm)
-    else:
-        sets = learner.predict_set(samples, coverage, per_class=per_class)
-        found = sets.predictions
+    found, sets = _predict(learner, samples, alarm, coverage, per_class=per_class)
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
     rows = prediction_rows(found, names, top, unsure, sets)
+    evidence_lines = evidence.add(rows, learner, samples, found.rows.tolist())
     _print_notes(format, learner, found, sets)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
@@ -170,7 +176,7 @@ def predict_command(
             format, learner, asked, found, marked, title=title, root=root
         )
     else:
-        lines = _row_lines(format, rows, found.measure)
+        lines = _row_lines(format, rows, found.measure, evidence_lines)
     code = skipped_code(len(found.failures))
     values = {
         "model": str(model),
@@ -201,6 +207,21 @@ def _check_coverage(coverage: float | None, per_class: bool, format: str) -> Non
         )
     if format in ("label-studio", "fiftyone"):
         raise ParameterError("--coverage works with --format table, csv and jsonl.")
+
+
+def _predict(
+    learner: Learner,
+    samples: Any,
+    false_alarm: float | None,
+    coverage: float | None,
+    *,
+    per_class: bool,
+) -> tuple[Predictions, PredictionSets | None]:
+    """Return the predictions of samples, and their sets if there is a coverage."""
+    if coverage is None:
+        return learner.predictions(samples, false_alarm=false_alarm), None
+    sets = learner.predict_set(samples, coverage, per_class=per_class)
+    return sets.predictions, sets
 
 
 def _print_notes(
@@ -353,13 +374,18 @@ def prediction_rows(
     return rows
 
 
-def _row_lines(format: str, rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table."""
+def _row_lines(
+    format: str, rows: list[dict[str, Any]], measure: str, evidence: Sequence[str]
+) -> list[str]:
+    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table.
+
+    The lines of `evidence` follow a table.
+    """
     if format == "jsonl":
         return [json.dumps(row) for row in rows]
     if format == "csv":
         return _prediction_csv(rows, measure)
-    return _table_lines(rows, measure)
+    return [*_table_lines(rows, measure), *evidence]
 
 
 def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
