@@ -172,7 +172,7 @@ class PredictionSets:
     @property
     def unknown(self) -> NDArray[np.bool_]:
         """Whether each sample looks unknown, so that its set is empty."""
-        return ~self.members.any(axis=1)
+        return np.asarray(~self.members.any(axis=1))
 
     @property
     def labels(self) -> list[NDArray[Any]]:
@@ -236,9 +236,8 @@ def prediction_sets(predictions: Predictions, limits: SetLimits) -> PredictionSe
     # A NaN counts as unknown.
     is_known = novelty[:, None] <= limits.novelty
     members = (losses <= limits.losses) & is_known
-    predictions = replace(
-        predictions, unknown=~members.any(axis=1), threshold=limits.novelty[top]
-    )
+    unknown = np.asarray(~members.any(axis=1))
+    predictions = replace(predictions, unknown=unknown, threshold=limits.novelty[top])
     return PredictionSets(predictions, members, limits)
 
 
