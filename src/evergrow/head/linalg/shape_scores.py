@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +70,27 @@ _STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(
 """Candidates for the strength nu of the prior."""
 
 _CLASSES_PER_BATCH = 256
+
+_SMALLEST_REST = 1e-9
+"""Lower bound of a determinant's ratio after a row was left out."""
+
+
+class LeftOutRows(NamedTuple):
+    """Learned rows, each of which is left out of the shape of its class.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (n, k)
+        Projected rows.
+    codes : Tensor of shape (n,)
+        Their classes, each of which keeps other rows.
+    weights : Tensor of shape (n,)
+        The weights they were learned with.
+    """
+
+    rows: Tensor
+    codes: Tensor
+    weights: Tensor
 
 
 class ShapeScores:
@@ -124,8 +146,7 @@ class ShapeScores:
         self.has_terms = False
         self.floors = torch.zeros_like(self.counts)
         self._freedom = (self.counts - 1.0).clamp_min(0.0)
-        span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
-        size_factor = ((self.counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
+        size_factor = _size_factor(self.counts)
         has_shapes = bool(size_factor.any())
         # Without terms, the rest is only needed to find the strength.
         if strength is not None and not has_shapes:
@@ -148,7 +169,9 @@ class ShapeScores:
         self.has_terms = has_shapes
         self._terms = _Terms(shapes)
 
-    def add(self, P: Tensor, scores: Tensor) -> Tensor:
+    def add(
+        self, P: Tensor, scores: Tensor, left_out: LeftOutRows | None = None
+    ) -> Tensor:
         """Add shape terms to linear scores.
 
         Parameters
@@ -157,6 +180,9 @@ class ShapeScores:
             Projected rows.
         scores : Tensor of shape (n, C)
             Linear class scores.
+        left_out : LeftOutRows, optional
+            For each row of P, a learned row whose class has its shape without it. The
+            covariance C_0 stays.
 
         Returns
         -------
@@ -172,6 +198,10 @@ class ShapeScores:
         pair_classes = likeliest[pair_rows, ranks]
         terms = torch.zeros_like(likeliest, dtype=scores.dtype)
         terms[pair_rows, ranks] = self._pair_terms(P, pair_rows, pair_classes)
+        if left_out is not None:
+            is_own = likeliest == left_out.codes[:, None]
+            own_terms = self._terms_without(P, left_out)[:, None].expand_as(terms)
+            terms = torch.where(is_own, own_terms, terms)
         # All other classes get the lowest term, see LIKELIEST.
         lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
@@ -179,7 +209,14 @@ class ShapeScores:
     def _pair_terms(self, P: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
         """Return the terms (m,) of pairs of a row of P (n, k) and a class."""
         self._compute_terms(torch.unique(classes))
-        white = self._whiten(P)
+        values = self._pair_values(self._whiten(P), rows, classes)
+        return torch.maximum(values, self.floors[classes])
+
+    def _pair_values(self, white: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+        """Return the terms (m,) without their floors, from whitened rows (n, k).
+
+        The terms of the classes must be computed.
+        """
         values = white.new_empty(len(classes))
         n_classes = len(self.counts)
         for group in self._terms.groups:
@@ -189,7 +226,61 @@ class ShapeScores:
                 deviations = white[rows[tile.rows]] - means
                 found = self._terms.values(group, tile.classes, deviations)
                 values[tile.rows[tile.inside]] = found[tile.inside]
-        return torch.maximum(values, self.floors[classes])
+        return values
+
+    def _terms_without(self, P: Tensor, left_out: LeftOutRows) -> Tensor:
+        """Return the term (n,) of each row and the class that loses a learned row.
+
+        Let d be the deviation of the learned row from the class mean, whitened, and w
+        its weight. Without it, with ``g = n_c w / (n_c - w)``, the class has the mean
+        ``mean_c - w d / (n_c - w)`` and the scatter ``S_c - g d d^T``. The inverse and
+        the determinant of ``E = S_c + nu I`` change by the formulas for rank one.
+        """
+        terms = torch.zeros_like(left_out.weights)
+        has_term = self._credibility[left_out.codes] > 0.0
+        pairs = has_term.nonzero().ravel()
+        if not len(pairs):
+            return terms
+        classes = left_out.codes[pairs]
+        self._compute_terms(torch.unique(classes))
+        counts = self.counts[classes]
+        weights = left_out.weights[pairs]
+        rest = counts - weights
+        means = self._whitened_means[classes]
+        removed = self._whiten(left_out.rows[pairs]) - means
+        moved = self._whiten(P[pairs]) - means + (weights / rest)[:, None] * removed
+        own = self._inverse_squares(removed, classes)
+        # The product of both, from the squares of their sum and their difference.
+        across = self._inverse_squares(moved + removed, classes)
+        across = 0.25 * (across - self._inverse_squares(moved - removed, classes))
+        factor = counts * weights / rest
+        remaining = (1.0 - factor * own).clamp_min(_SMALLEST_REST)
+        square = (
+            self._inverse_squares(moved, classes) + factor * across.square() / remaining
+        )
+        k = self.shapes.directions
+        total = self._freedom[classes] + self.strength
+        log_det = k * total.log() - self._terms.constants[classes] / (
+            0.5 * self._credibility[classes]
+        )
+        log_det = log_det + remaining.log()
+        freedom = (rest - 1.0).clamp_min(0.0)
+        new_total = freedom + self.strength
+        ratio = moved.square().sum(dim=1) - new_total * square
+        ratio = 0.5 * (ratio + k * new_total.log() - log_det)
+        credibility = freedom / new_total * _size_factor(rest)
+        terms[pairs] = credibility * ratio.clamp_min(-FLOOR)
+        return terms
+
+    def _inverse_squares(self, deviations: Tensor, classes: Tensor) -> Tensor:
+        """Return ``d^T (S_c + nu I)^-1 d`` (m,) of whitened deviations d (m, k)."""
+        pairs = torch.arange(len(classes), device=classes.device)
+        white = self._whitened_means[classes] + deviations
+        values = self._pair_values(white, pairs, classes)
+        values = values - self._terms.constants[classes]
+        total = self._freedom[classes] + self.strength
+        half = 0.5 * self._credibility[classes]
+        return (deviations.square().sum(dim=1) - values / half) / total
 
     def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
         """Return (matrix (k, k), constant) of the given classes.
@@ -399,6 +490,12 @@ class _Roots:
         n_rows = roots.shape[1]
         self.roots[places, :n_rows] = roots
         self.roots[places, n_rows:] = 0.0
+
+
+def _size_factor(counts: Tensor) -> Tensor:
+    """Return the last factor of the credibility g_c, from the rows per class."""
+    span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
+    return ((counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
 
 
 def _log_dets(matrices: Tensor, strengths: Tensor) -> Tensor:
