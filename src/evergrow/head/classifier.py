@@ -17,6 +17,7 @@ from evergrow.core.errors import (
     LabelError,
     MergeError,
     NothingLeftError,
+    NumericalError,
     ParameterError,
     UnlearnError,
     UnsupportedError,
@@ -693,10 +694,14 @@ class Classifier(IncrementalClassifier):
     ) -> NDArray[np.float64]:
         """Return class scores without one learned row, for every row of X.
 
-        Nothing is trained again: the row is subtracted from the statistics. Means,
-        scatter, degrees of freedom and class shapes are exactly those of the other
-        rows. Settings that summarise all rows stay the same: ridge, block weights,
-        prior of the class means, noise of a row, and covariance common to all shapes.
+        Nothing is trained again: the row is subtracted from the statistics. Class
+        means, scatter, degrees of freedom and class shapes are exactly those of the
+        other rows. Ridge, block weights and strength of class shapes stay the same.
+
+        If each row is scored without itself, so do the settings that summarise all
+        rows: prior of the class means, noise of a row, and covariance common to all
+        shapes. With a `question`, they are those of the other rows, as after
+        :meth:`unlearn`, if there are at most 1,024 classes.
 
         Parameters
         ----------
@@ -723,7 +728,8 @@ class Classifier(IncrementalClassifier):
         LabelError
             If a label was not learned.
         UnlearnError
-            If a row is all that was learned of its class.
+            If a row is all that was learned of its class, or class shapes show that it
+            was not learned.
 
         Examples
         --------
@@ -757,7 +763,13 @@ class Classifier(IncrementalClassifier):
         asked = None
         if question is not None:
             asked = self._features(question, self.device_)
-        found = self._state.answering.scores_without_one(Z, codes, weights, asked)
+        try:
+            found = self._state.answering.scores_without_one(Z, codes, weights, asked)
+        except NumericalError as error:
+            raise UnlearnError(
+                "at least one sample was not learned before, or with another label: "
+                "no samples can have the sums without it"
+            ) from error
         return np.asarray(found.cpu().numpy())
 
     def _learned_rows(

@@ -798,9 +798,10 @@ class SolvedCache(Locked):
     ) -> Tensor:
         """Score rows by the denoised readout, each without one learned row.
 
-        Exact for class means, scatter and class shapes. The settings, the prior of
-        the class means, the noise of a row and the pooled covariance of the shapes
-        stay the same; see :mod:`evergrow.head.linalg.leave_one_out`.
+        Exact for class means, scatter and class shapes. Ridge, block weights and
+        strength of the prior of shapes stay the same. If each row is scored without
+        itself, so do the other settings; see
+        :mod:`evergrow.head.linalg.leave_one_out`.
 
         Parameters
         ----------
@@ -839,10 +840,16 @@ class SolvedCache(Locked):
             if shapes is not None and self.model.shapes is not None:
                 P = self.model.shapes.rows(self.model.inputs(part))
                 left_out = LeftOutRows(P, part_codes, part_weights)
-                if question is not None:
+                if question is None:
+                    found = shapes.add(P, found, left_out)
+                else:
                     asked = self.model.shapes.rows(self.model.inputs(question))
-                    P = asked.expand(len(P), -1)
-                found = shapes.add(P, found, left_out)
+                    is_learned = ~found.isnan().any(dim=1)
+                    found[is_learned] = shapes.add_without(
+                        asked[0],
+                        found[is_learned],
+                        LeftOutRows(*(column[is_learned] for column in left_out)),
+                    )
             scores.append(found)
         return torch.cat(scores)
 

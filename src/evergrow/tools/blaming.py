@@ -96,12 +96,12 @@ def blame(
 ) -> Blame:
     """Rank labelled samples by how much an answer would change without each of them.
 
-    Each sample is taken out of the model by subtraction. Class means, scatter, counts
-    and class shapes are then exactly those of the other samples. Settings that
-    summarise all samples stay the same: the ridge, the weights of feature blocks, the
-    prior of the class means, the noise of a sample, the covariance common to all
-    classes, and the temperature of probabilities. :meth:`Learner.unlearn` computes them
-    again, which changes an answer by less than the order of 1 / n of n samples.
+    Each sample is taken out of the model by subtraction. The scores are then those of
+    the model after :meth:`Learner.unlearn`, up to rounding. The temperature of
+    probabilities stays the same, while `unlearn` calibrates it again. With more than
+    1,024 classes, the prior of the class means and the noise of a sample stay the same
+    too. The ridge, the weights of feature blocks and the strength of class shapes are
+    chosen anew only if the number of samples changes by a quarter.
 
     Parameters
     ----------

@@ -62,22 +62,43 @@ def scores_by_hand(full: SolvedScatter, rest: SolvedScatter, h: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize("most_shared", [1024, 2])
-def test_scores_without_a_row_equal_those_of_the_other_rows(
+def test_rows_are_scored_without_themselves_with_the_settings_of_all_rows(
     monkeypatch: pytest.MonkeyPatch, most_shared: int
 ) -> None:
     monkeypatch.setattr(scatter_module, "MAX_SHARED_CLASSES", most_shared)
     H, codes, weights = rows()
     full = solve(H, codes, weights)
-    found = LeaveOneOut(full)
-    own = found.own_scores(H, codes, weights)
-    asked = found.scores_without(H[7], H, codes, weights)
+    own = LeaveOneOut(full).own_scores(H, codes, weights)
     for row in range(0, len(H), 5):
         left = torch.arange(len(H)) != row
         rest = solve(H[left], codes[left], weights[left])
         expected = scores_by_hand(full, rest, H[row])
         torch.testing.assert_close(own[row], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_another_row_is_scored_as_by_a_model_of_the_other_rows() -> None:
+    H, codes, weights = rows()
+    found = LeaveOneOut(solve(H, codes, weights))
+    scores = found.scores_without(H[7], H, codes, weights)
+    for row in range(0, len(H), 5):
+        left = torch.arange(len(H)) != row
+        rest = solve(H[left], codes[left], weights[left]).estimate_means()
+        expected = H[7] @ rest.weights + rest.offset
+        torch.testing.assert_close(scores[row], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_another_row_is_scored_with_the_settings_of_all_rows_by_many_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scatter_module, "MAX_SHARED_CLASSES", 2)
+    H, codes, weights = rows()
+    full = solve(H, codes, weights)
+    scores = LeaveOneOut(full).scores_without(H[7], H, codes, weights)
+    for row in range(0, len(H), 5):
+        left = torch.arange(len(H)) != row
+        rest = solve(H[left], codes[left], weights[left])
         expected = scores_by_hand(full, rest, H[7])
-        torch.testing.assert_close(asked[row], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(scores[row], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_scores_without_a_row_use_plain_means_if_the_noise_is_unknown() -> None:
@@ -105,6 +126,7 @@ def test_shape_terms_without_a_row_equal_those_of_the_other_rows() -> None:
     shapes = empty.add(P, codes, weights=weights)
     full = ShapeScores(shapes, masses, strength=7.0)
     linear = torch.zeros(len(H), 4, dtype=torch.float64)
+    exact = full.add_without(P[3], linear, LeftOutRows(P, codes, weights))
     own = full.add(P, linear, LeftOutRows(P, codes, weights))
     other = full.add(P.flip(0), linear, LeftOutRows(P, codes, weights))
     assert not torch.allclose(own, full.add(P, linear))
@@ -113,6 +135,8 @@ def test_shape_terms_without_a_row_equal_those_of_the_other_rows() -> None:
         less = shapes.add(P[row : row + 1], codes[row : row + 1], -1.0, weights[[row]])
         rest_masses = masses.clone()
         rest_masses[code] -= weights[row]
+        rest = ShapeScores(less, rest_masses, strength=7.0)
+        torch.testing.assert_close(exact[row], rest.add(P[3:4], linear[:1])[0])
         rest = ShapeScores(less, rest_masses, strength=7.0)
         rest._lower = full._lower  # C_0 stays
         rest._whitened_means = rest._whiten(rest.means)

@@ -394,10 +394,26 @@ class SolvedScatter:
         float
             0 if the rows give no estimate: each class has one row, or copies of one.
         """
-        k = self.means.shape[0]
         freedom = float(self.counts.sum()) - len(self.counts)
+        return self.noise_energy_of(self.trace_inverse, freedom, inside=inside)
+
+    def noise_energy_of(
+        self, trace_inverse: float, freedom: float, *, inside: bool = False
+    ) -> float:
+        """Return :meth:`noise_energy` of other rows with the same ridge.
+
+        Parameters
+        ----------
+        trace_inverse : float
+            ``tr A^-1`` of these rows.
+        freedom : float
+            Their degrees of freedom.
+        inside : bool, default=False
+            As for :meth:`noise_energy`.
+        """
         # u = tr(A^-1 (A - alpha I))
-        within = k - (self.alpha + self.factor.jitter) * self.trace_inverse
+        k = self.means.shape[0]
+        within = k - (self.alpha + self.factor.jitter) * trace_inverse
         if freedom < 1.0 or within <= 1e-8:
             return 0.0
         if inside:

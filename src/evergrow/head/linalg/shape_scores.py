@@ -71,6 +71,9 @@ _STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(
 
 _CLASSES_PER_BATCH = 256
 
+_TERM_NUMBERS = 2**23
+"""Numbers in the scatters that are factored at once."""
+
 _SMALLEST_REST = 1e-9
 """Lower bound of a determinant's ratio after a row was left out."""
 
@@ -271,6 +274,93 @@ class ShapeScores:
         credibility = freedom / new_total * _size_factor(rest)
         terms[pairs] = credibility * ratio.clamp_min(-FLOOR)
         return terms
+
+    def add_without(self, p: Tensor, scores: Tensor, left_out: LeftOutRows) -> Tensor:
+        """Add shape terms of one row, each without a learned row.
+
+        Unlike with :meth:`add`, the covariance C_0 is that of the other rows too.
+
+        Parameters
+        ----------
+        p : Tensor of shape (k,)
+            The projected row.
+        scores : Tensor of shape (n, C)
+            Its linear class scores, each without a learned row.
+        left_out : LeftOutRows
+            The n learned rows.
+
+        Returns
+        -------
+        Tensor of shape (n, C)
+        """
+        if not self.has_terms or not scores.numel():
+            return scores
+        likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
+        classes, places = likeliest.unique(return_inverse=True)
+        scatters = self.shapes.scatters(classes, self.counts)
+        pooled = self.shapes.pooled(self.counts)
+        terms = torch.empty_like(likeliest, dtype=scores.dtype)
+        size = max(_TERM_NUMBERS // (likeliest.shape[1] * pooled.numel()), 1)
+        for start in range(0, len(scores), size):
+            part = slice(start, start + size)
+            terms[part] = self._exact_terms(
+                p,
+                likeliest[part],
+                scatters[places[part]],
+                pooled,
+                LeftOutRows(*(column[part] for column in left_out)),
+            )
+        lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
+        return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
+
+    def _exact_terms(
+        self,
+        p: Tensor,
+        classes: Tensor,
+        scatters: Tensor,
+        pooled: Tensor,
+        left_out: LeftOutRows,
+    ) -> Tensor:
+        """Return the terms (m, c) of a row and classes, without one learned row each.
+
+        Parameters
+        ----------
+        p : Tensor of shape (k,)
+            The row.
+        classes : Tensor of shape (m, c)
+            The classes.
+        scatters : Tensor of shape (m, c, k, k)
+            Their scatters with all rows. Changed in place.
+        pooled : Tensor of shape (k, k)
+            Sum of the scatters of all classes.
+        left_out : LeftOutRows
+            The m learned rows.
+        """
+        k = self.shapes.directions
+        weights = left_out.weights
+        before = self.counts[left_out.codes]
+        rest = before - weights
+        removed = left_out.rows - self.means[left_out.codes]
+        outer = removed[:, :, None] * removed[:, None, :]
+        outer = outer * (before * weights / rest)[:, None, None]
+        is_own = classes == left_out.codes[:, None]
+        counts = torch.where(is_own, rest[:, None], self.counts[classes])
+        step = (weights / rest)[:, None] * removed
+        moved = p - self.means[classes] + is_own[:, :, None] * step[:, None]
+        freedom = (counts - 1.0).clamp_min(0.0)
+        total_freedom = self._freedom.sum() - torch.minimum(weights, before - 1.0)
+        common = (pooled - outer) / total_freedom[:, None, None]
+        ridge = _COMMON_RIDGE * common.diagonal(dim1=1, dim2=2).mean(dim=1)
+        common.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+        scatters -= is_own[:, :, None, None] * outer[:, None]
+        scatters += self.strength * common[:, None]
+        total = freedom + self.strength
+        common_square, common_det = _square_and_log_det(common[:, None], moved)
+        own_square, own_det = _square_and_log_det(scatters, moved)
+        ratio = common_square + common_det - total * own_square
+        ratio = 0.5 * (ratio - own_det + k * total.log())
+        credibility = freedom / total * _size_factor(counts)
+        return credibility * ratio.clamp_min(-FLOOR)
 
     def _inverse_squares(self, deviations: Tensor, classes: Tensor) -> Tensor:
         """Return ``d^T (S_c + nu I)^-1 d`` (m,) of whitened deviations d (m, k)."""
@@ -512,6 +602,27 @@ def _log_dets(matrices: Tensor, strengths: Tensor) -> Tensor:
         diagonals = _lower_factor(shifted).diagonal(dim1=1, dim2=2)
         found.append(2.0 * diagonals.log().sum(dim=1))
     return torch.stack(found)
+
+
+def _square_and_log_det(matrices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``d^T A^-1 d`` and ``ln|A|``, both (m, c).
+
+    Parameters
+    ----------
+    matrices : Tensor of shape (m, c, k, k) or (m, 1, k, k)
+        A.
+    rows : Tensor of shape (m, c, k)
+        d.
+    """
+    lower = _lower_factor(matrices)
+    if lower.shape[1] == 1:  # one matrix for all rows
+        white = torch.linalg.solve_triangular(lower[:, 0], rows.mT, upper=False)
+        squares = white.square().sum(dim=1)
+    else:
+        white = torch.linalg.solve_triangular(lower, rows[..., None], upper=False)
+        squares = white[..., 0].square().sum(dim=2)
+    log_dets = 2.0 * lower.diagonal(dim1=2, dim2=3).log().sum(dim=2)
+    return squares, log_dets.expand_as(squares)
 
 
 def _lower_factor(covariances: Tensor) -> Tensor:
