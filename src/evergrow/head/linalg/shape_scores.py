@@ -296,7 +296,7 @@ class ShapeScores:
         if not self.has_terms or not scores.numel():
             return scores
         likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
-        classes, places = likeliest.unique(return_inverse=True)
+        classes, places = torch.unique(likeliest, return_inverse=True)
         scatters = self.shapes.scatters(classes, self.counts)
         pooled = self.shapes.pooled(self.counts)
         terms = torch.empty_like(likeliest, dtype=scores.dtype)
