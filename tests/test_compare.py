@@ -31,8 +31,18 @@ def heads(monkeypatch):
 def test_tables_of_the_page_are_those_of_the_records(table):
     page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
     records = table.Records()
-    for make in (table.accuracy_table, table.time_table):
+    for make in (
+        table.accuracy_table,
+        table.vector_table,
+        table.time_table,
+        table.units_table,
+    ):
         assert make(records) in page
+
+
+def test_table_of_adaptation_is_that_of_the_records(table):
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert table.adaptation_table(table.Records()) in page
 
 
 def test_table_of_the_readme_is_that_of_the_records(table):
