@@ -173,12 +173,12 @@ def test_an_import_lists_wrong_labels_and_one_click_moves_them(
 ) -> None:
     page = visit.page
     visit.create("mixed")
-    for name, hue, n in (("gull", 0, 8), ("tern", 1, 8)):
+    for name, hue, n in (("gull", 0, 16), ("tern", 1, 16)):
         (tmp_path / "in" / name).mkdir(parents=True)
         for seed in range(n):
             (tmp_path / "in" / name / f"{seed}.png").write_bytes(png(hue, seed))
-    for seed in (50, 51):
-        (tmp_path / "in" / "gull" / f"tern-{seed}.png").write_bytes(png(1, seed))
+    for seed in range(50, 56):  # at most four are set aside for testing
+        (tmp_path / "in" / "gull" / f"0{seed}.png").write_bytes(png(1, seed))
     page.set_input_files("#import-folder", tmp_path / "in")
     panel = page.get_by_role("region", name="Labels that look wrong")
     panel.wait_for()
