@@ -146,7 +146,7 @@ def blame(
     >>> found.answer, found.samples[0].row
     ('3', 7)
     """
-    head = learner.head_
+    head: Any = learner.head_
     _ = head.scores_without_one  # raises an error if unsupported
     classes = np.asarray(head.classes_, dtype=np.str_)
     if label is not None and str(label) not in classes:

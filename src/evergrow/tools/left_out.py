@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError
 from evergrow.data.inputs import labelled_chunks
-from evergrow.learner.snapshot import fingerprint, learned_data
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -33,8 +32,6 @@ class LeftOutSamples(NamedTuple):
         Name of each sample: a file name, or its row.
     weights : ndarray of shape (n,)
         Sample weights.
-    is_recorded : ndarray of bool of shape (n,)
-        Whether the history of the model has the batch of the sample.
     left_out : tuple of str
         Names of unreadable samples.
     """
@@ -44,7 +41,6 @@ class LeftOutSamples(NamedTuple):
     rows: NDArray[np.int64]
     names: NDArray[np.object_]
     weights: NDArray[np.float64]
-    is_recorded: NDArray[np.bool_]
     left_out: tuple[str, ...]
 
     def can_leave_out(self, learner: Learner) -> NDArray[np.bool_]:
@@ -76,7 +72,6 @@ def read_left_out(
             "the model must know at least two classes, or no sample can change an "
             f"answer; it knows {len(state.counts)}"
         )
-    recorded = learned_data(state.history)
     parts = []
     first_row = 0
     left_out: list[str] = []
@@ -87,10 +82,8 @@ def read_left_out(
         own_weights = None
         if weights is not None:
             own_weights = weights[features.rows]
-        mark = fingerprint(features.X, own_weights)
-        n_rows = len(features.rows)
         if own_weights is None:
-            own_weights = np.ones(n_rows)
+            own_weights = np.ones(len(features.rows))
         parts.append(
             (
                 features.X,
@@ -98,13 +91,14 @@ def read_left_out(
                 first_row + features.rows,
                 np.array(samples.names(), dtype=object)[features.rows],
                 own_weights,
-                np.full(n_rows, mark in recorded),
             )
         )
         first_row += len(samples)
         left_out += [name for name, _ in features.failures]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return LeftOutSamples(*columns, left_out=tuple(left_out))
+    X, labels, rows, names, all_weights = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    return LeftOutSamples(X, labels, rows, names, all_weights, tuple(left_out))
 
 
 def _require_known(labels: NDArray[np.str_], counts: dict[str, int]) -> None:

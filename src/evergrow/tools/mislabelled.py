@@ -134,7 +134,7 @@ def suspects(
     >>> worst.row, worst.label, worst.suggestion
     (7, '3', '7')
     """
-    head = learner.head_
+    head: Any = learner.head_
     _ = head.scores_without_one  # raises an error if unsupported
     samples = read_left_out(learner, data, y, sample_weight)
     scores, is_new = _scores(learner, samples, learned)
