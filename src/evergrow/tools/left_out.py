@@ -79,18 +79,15 @@ def read_left_out(
         _require_known(samples.required_labels(), state.counts)
         features = learner.encode(samples)
         weights = samples.weights
-        own_weights = None
-        if weights is not None:
-            own_weights = weights[features.rows]
-        if own_weights is None:
-            own_weights = np.ones(len(features.rows))
+        if weights is None:
+            weights = np.ones(len(samples))
         parts.append(
             (
                 features.X,
                 samples.required_labels()[features.rows],
                 first_row + features.rows,
                 np.array(samples.names(), dtype=object)[features.rows],
-                own_weights,
+                weights[features.rows],
             )
         )
         first_row += len(samples)
