@@ -458,18 +458,22 @@ def _read_view(
         Images of this view.
     """
     wanted = [block for block in components if block.view == view]
-    both_sides: tuple[Side, ...] = ("", "flipped")
-    sides = [side for side in both_sides if any(block.side == side for block in wanted)]
-    batches = [images.flip(-1) if side else images for side in sides]
-    batch = batches[0] if len(batches) == 1 else torch.cat(batches)
+    wanted_sides = {block.side for block in wanted}
+    batches: dict[Side, Tensor] = {}
+    if "" in wanted_sides:
+        batches[""] = images
+    if "flipped" in wanted_sides:
+        batches["flipped"] = images.flip(-1)
+    stacked = list(batches.values())
+    batch = stacked[0] if len(stacked) == 1 else torch.cat(stacked)
     depths = list(dict.fromkeys(replace(block, view=None, side="") for block in wanted))
     n_images = images.shape[0]  # not len(), which exporters would make a constant
     values = {}
     for depth, read in zip(depths, read_depths(module, depths, batch), strict=True):
-        for index, side in enumerate(sides):
+        for index, side in enumerate(batches):
             rows = slice(index * n_images, (index + 1) * n_images)
             block = replace(depth, view=view, side=side)
-            values[block] = read if len(sides) == 1 else read[rows]
+            values[block] = read if len(batches) == 1 else read[rows]
     return values
 
 
