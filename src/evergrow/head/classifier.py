@@ -1063,7 +1063,7 @@ class Classifier(IncrementalClassifier):
         """
         n_classes = 0
         if "_state" in vars(self):
-            order = float(self._state.model.state.order)
+            order = float(len(self._state.model.state.cross))
             n_classes = len(self._state.model.counts)
         else:
             order = float(min(n_rows, self.n_units or _USUAL_WIDTH))
