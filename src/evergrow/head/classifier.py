@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(method)
     def limited(*args: P.args, **settings: P.kwargs) -> T:
-        head: Any = args[0]
+        head = cast("Classifier", args[0])
         rows: Any = args[1] if len(args) > 1 else ()
         n_rows = len(rows) if hasattr(rows, "__len__") else 0
         with threads_for(head._work(n_rows)):

@@ -110,7 +110,7 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Any, owner: type) -> T:
+    def __get__(self, instance: Locked | None, owner: type) -> T:
         if instance is None:
             return self  # type: ignore[return-value]
         values = vars(instance)
