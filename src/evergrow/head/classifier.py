@@ -1128,6 +1128,12 @@ class Classifier(IncrementalClassifier):
         return self._state.model
 
     @property
+    def state_(self) -> ClassifierState:
+        """Everything that predictions are computed from, as a frozen record."""
+        self._require_started()
+        return self._state
+
+    @property
     def class_counts_(self) -> NDArray[np.int64]:
         """Number of learned samples per class."""
         return np.asarray(self.model_.counts.cpu().numpy())
