@@ -175,9 +175,7 @@ def expected_rates(calibration: Calibration, limits: FilingLimits) -> ExpectedRa
     n_classes = len(np.unique(unknown.codes))
     if n_classes >= MIN_UNKNOWN_CLASSES:
         filed = _is_filed(unknown, threshold, limits)
-        measured = float(np.average(filed, weights=unknown.weights))
-        # One more class, which looks known, stands for the classes not measured.
-        unknown_filed = (n_classes * measured + 1.0 - not_filed) / (n_classes + 1)
+        unknown_filed = float(np.average(filed, weights=unknown.weights))
     return ExpectedRates(not_filed, unknown_filed)
 
 
