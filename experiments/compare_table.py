@@ -9,7 +9,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -116,6 +116,18 @@ README_ROWS = (
     'evergrow, `best`, `adapt="auto"`',
 )
 
+UNITS_METHODS = (
+    "logistic regression",
+    "RanPAC",
+    "SCL-MGSM",
+    "SCL-MGSM, scales auto",
+    "evergrow",
+)
+"""Methods of the table that compares random units with the paper's mechanism."""
+
+ADAPTED_HEADS = ('far sets, `adapt="full"`', 'far sets, `adapt="auto"`')
+"""Heads of the columns on adapted networks."""
+
 
 class Records:
     """The records of test rows, grouped by set and row.
@@ -211,6 +223,23 @@ def time_table(records: Records) -> str:
     )
 
 
+def units_table(records: Records) -> str:
+    """Return the means of methods on the output vector, frozen and adapted."""
+    head = ["method", "similar sets", "far sets", *ADAPTED_HEADS]
+
+    def rows() -> Iterator[list[str]]:
+        for row in ROWS[:7]:
+            if row.method not in UNITS_METHODS:
+                continue
+            values = [records.mean_accuracy(list(NEAR), row)]
+            for adapted in ("", "full", "auto"):
+                variant = replace(row, adapted=adapted)
+                values.append(records.mean_accuracy(list(FAR), variant))
+            yield [row.title.removesuffix(", `fast`"), *map(show, values)]
+
+    return table(head, rows())
+
+
 def readme_table(records: Records) -> str:
     """Return the table of the README."""
     by_title = {row.title: row for row in ROWS}
@@ -237,7 +266,13 @@ def readme_table(records: Records) -> str:
 def main() -> None:
     """Print all tables."""
     records = Records()
-    for make in (accuracy_table, vector_table, time_table, readme_table):
+    for make in (
+        accuracy_table,
+        vector_table,
+        time_table,
+        units_table,
+        readme_table,
+    ):
         sys.stdout.write(f"{make(records)}\n\n")
 
 

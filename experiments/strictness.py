@@ -1,4 +1,4 @@
-"""Filing of predictions by strictness: measured rates, and their estimates.
+"""Acceptance of predictions by strictness: measured rates, and their estimates.
 
 Command:   python experiments/strictness.py NAME=FEATURES.npz ... [--classes 0 100]
            [--curve]
@@ -34,7 +34,7 @@ from evergrow import Learner
 from evergrow.tools.strictness import (
     STRICTNESS,
     USUAL,
-    FilingLimits,
+    AcceptanceLimits,
     estimate_unknown,
     expected_rates,
 )
@@ -100,8 +100,8 @@ class Draw:
         self.is_right = predicted == t[heap].astype(str)
         self.confidence = probabilities.max(axis=1)
 
-    def filed(self, limits: FilingLimits) -> NDArray[np.bool_]:
-        """Return which samples are filed."""
+    def accepted(self, limits: AcceptanceLimits) -> NDArray[np.bool_]:
+        """Return which samples are accepted."""
         threshold = self.calibration.threshold(limits.false_alarm)
         is_familiar = self.novelty <= threshold
         return np.asarray(is_familiar & (self.confidence >= limits.probability))
@@ -109,7 +109,7 @@ class Draw:
     def by_strictness(self) -> Iterator[dict[str, Any]]:
         """Yield rates and estimates of each strictness."""
         for strictness, limits in STRICTNESS.items():
-            filed = self.filed(limits)
+            accepted = self.accepted(limits)
             unknown = self.unknown
             rates = expected_rates(self.calibration, limits)
             found = estimate_unknown(
@@ -117,27 +117,27 @@ class Draw:
             )
             yield {
                 "strictness": strictness,
-                "known_not_filed": float(1 - filed[~unknown].mean()),
-                "known_not_filed_right": float(
-                    1 - (filed & self.is_right)[~unknown].mean()
+                "known_not_accepted": float(1 - accepted[~unknown].mean()),
+                "known_not_accepted_right": float(
+                    1 - (accepted & self.is_right)[~unknown].mean()
                 ),
-                "known_not_filed_right_expected": rates.known_not_filed,
-                "unknown_filed": float(filed[unknown].mean()),
-                "unknown_filed_expected": rates.unknown_filed,
-                "n_filed_unknown": int((filed & unknown).sum()),
-                "n_filed_unknown_estimated": found and found.filed,
+                "known_not_accepted_right_expected": rates.known_not_accepted,
+                "unknown_accepted": float(accepted[unknown].mean()),
+                "unknown_accepted_expected": rates.unknown_accepted,
+                "n_accepted_unknown": int((accepted & unknown).sum()),
+                "n_accepted_unknown_estimated": found and found.accepted,
                 "interval": found and found.filed_interval,
             }
 
     def by_alarm(self) -> Iterator[dict[str, Any]]:
         """Yield the rates of each point of the curve."""
         for alarm in ALARMS:
-            limits = FilingLimits(alarm, STRICTNESS[USUAL].probability)
-            filed = self.filed(limits)
+            limits = AcceptanceLimits(alarm, STRICTNESS[USUAL].probability)
+            accepted = self.accepted(limits)
             yield {
                 "false_alarm": alarm,
-                "known_not_filed": float(1 - filed[~self.unknown].mean()),
-                "unknown_filed": float(filed[self.unknown].mean()),
+                "known_not_accepted": float(1 - accepted[~self.unknown].mean()),
+                "unknown_accepted": float(accepted[self.unknown].mean()),
             }
 
 
@@ -148,25 +148,25 @@ def show() -> None:
         result = json.loads(line)
         groups[result["data"], result["strictness"]].append(result)
     columns = (
-        "known_not_filed",
-        "known_not_filed_right",
-        "known_not_filed_right_expected",
-        "unknown_filed",
-        "unknown_filed_expected",
+        "known_not_accepted",
+        "known_not_accepted_right",
+        "known_not_accepted_right_expected",
+        "unknown_accepted",
+        "unknown_accepted_expected",
     )
     lines = [
-        f"| data | strangers | {' | '.join(columns)} | filed unknown | estimated "
+        f"| data | strangers | {' | '.join(columns)} | accepted unknown | estimated "
         "| in the interval |",
         "|---" * (len(columns) + 5) + "|",
     ]
     for (name, strictness), results in groups.items():
         means = [100 * np.mean([r[column] for r in results]) for column in columns]
         inside = [
-            r["interval"][0] <= r["n_filed_unknown"] <= r["interval"][1]
+            r["interval"][0] <= r["n_accepted_unknown"] <= r["interval"][1]
             for r in results
         ]
-        true = np.mean([r["n_filed_unknown"] for r in results])
-        estimated = np.mean([r["n_filed_unknown_estimated"] for r in results])
+        true = np.mean([r["n_accepted_unknown"] for r in results])
+        estimated = np.mean([r["n_accepted_unknown_estimated"] for r in results])
         cells = [f"{value:.1f}" for value in (*means, true, estimated)]
         lines.append(
             f"| {name} | {strictness} | {' | '.join(cells)} "
@@ -181,10 +181,10 @@ def curve_lines() -> list[str]:
     groups: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for line in CURVE.read_text(encoding="utf-8").splitlines():
         result = json.loads(line)
-        pair = (result["known_not_filed"], result["unknown_filed"])
+        pair = (result["known_not_accepted"], result["unknown_accepted"])
         groups[result["data"], result["false_alarm"]].append(pair)
     lines = [
-        "| data | false alarms | known not filed | unknown filed |",
+        "| data | false alarms | known not accepted | unknown accepted |",
         "|---" * 4 + "|",
     ]
     for (name, alarm), pairs in groups.items():

@@ -31,7 +31,12 @@ def heads(monkeypatch):
 def test_tables_of_the_page_are_those_of_the_records(table):
     page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
     records = table.Records()
-    for make in (table.accuracy_table, table.time_table):
+    for make in (
+        table.accuracy_table,
+        table.vector_table,
+        table.time_table,
+        table.units_table,
+    ):
         assert make(records) in page
 
 

@@ -67,7 +67,19 @@ def test_evaluate_and_predict_with_shards(
     assert found["n_samples"] == 40  # the test part
     values = shell.json("predict", model, data, *ENGINE, "--out", tmp_path / "answers")
     assert values["answered"] == 120
-    assert len(list((tmp_path / "answers" / "predict").glob("*.parquet"))) == 6
+    folder = tmp_path / "answers" / "predict"
+    assert len(list(folder.glob("*.parquet"))) == 6
+    strict = ("predict", model, data, "--strangers", "many")
+    stderr = shell.run(*strict, *ENGINE, "--out", tmp_path / "strict").stderr
+    assert "--strangers many: of 100 samples of learned classes" in stderr
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(tmp_path / "strict" / "predict").to_pylist()
+    parts = np.load(data)
+    np.save(tmp_path / "X.npy", np.concatenate([parts["X_train"], parts["X_test"]]))
+    rows = shell.json("predict", model, tmp_path / "X.npy", "--strangers", "many")
+    assert [row["unsure"] for row in table] == [
+        row["unsure"] for row in rows["predictions"]
+    ]
 
 
 def test_unreadable_images_are_listed(

@@ -11,6 +11,7 @@ from tests.cli.conftest import NAMES, clouds
 from evergrow.cli.samples import read_samples
 from evergrow.core.errors import InputError
 from evergrow.learner.modelfile import open_model
+from evergrow.tools.strictness import STRICTNESS, expected_rates
 
 
 @pytest.fixture
@@ -85,6 +86,19 @@ def test_unknown_samples_have_no_class(shell, model, asked):
         == (novelty > learner.state_.threshold(0.9)).sum()
         > expected.sum()
     )
+
+
+def test_strangers_prints_what_its_limits_cost(shell, model, asked):
+    command = ("predict", model, "asked.npy")
+    assert "--strangers" not in shell.run(*command).stderr
+    learner = open_model(model)
+    for strangers in ("few", "many"):
+        rates = expected_rates(learner.state_.calibration, STRICTNESS[strangers])
+        stderr = shell.run(*command, "--strangers", strangers).stderr
+        assert (
+            f"--strangers {strangers}: of 100 samples of learned classes about "
+            f"{round(100 * rates.known_not_accepted)} are unsure or unknown" in stderr
+        )
 
 
 def test_an_unknown_sample_has_a_nearest_class(shell, model, asked):

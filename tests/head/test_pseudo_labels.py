@@ -188,7 +188,7 @@ def test_merge_counts_pseudo_labels_of_the_base_once(data):
     labelled = base.branch().partial_fit(
         U[:30], u[:30]
     )  # which replaces pseudo_labels of the base
-    with pytest.raises(MergeError, match=r"forget_unlabelled\(\) on both"):
+    with pytest.raises(MergeError, match="forget the unlabelled samples of both"):
         one.branch().merge(labelled, base)
 
 

@@ -17,7 +17,6 @@ from evergrow.core.errors import (
     InputError,
     MergeError,
     ParameterError,
-    WeightsError,
 )
 from evergrow.data import Dataset, save_features
 from evergrow.data.feature_blocks import join_blocks
@@ -268,29 +267,3 @@ def test_the_first_images_choose_the_view_which_is_frozen_and_told(
         other.state_.spec.recipe.note != learner.state_.spec.recipe.note
     )  # another median, and no other backbone
     assert backbone_differences(learner.state_.spec, other.state_.spec) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "level"),
-    [
-        ({"features": "best"}, "best"),
-        ({"features": "best", "weights": "bundled"}, "best"),
-        ({"features": ["final"]}, ""),
-        ({"features": "best", "adapt": "ssf"}, ""),
-        ({"features": "best", "weights": "one.safetensors"}, ""),
-    ],
-)
-def test_the_automatic_choice_knows_the_level_unless_it_needs_one_network(
-    settings: dict[str, Any], level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def note_and_stop(*arguments: Any) -> None:
-        asked.append(arguments)
-        raise WeightsError("no weights")
-
-    monkeypatch.setattr("evergrow.features.weights.best_backbone", note_and_stop)
-    images = np.zeros((6, 8, 8, 3), dtype=np.uint8)
-    with pytest.raises(WeightsError, match="no weights"):
-        Learner(**settings).fit(images, ["a", "b"] * 3)
-    assert asked == [("image", level)]

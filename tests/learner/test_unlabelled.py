@@ -58,7 +58,7 @@ def test_learn_unlabelled_reports_and_records_its_samples(data, learner):
 
 
 def test_a_stream_is_guessed_block_by_block(data, learner, monkeypatch):
-    monkeypatch.setattr("evergrow.learner.edits.join_blocks", lambda blocks: blocks)
+    monkeypatch.setattr("evergrow.learner.edits.join_rows", lambda blocks: blocks)
     report = learner.learn_unlabelled(iter(data[1][0]))
     assert report.used == learner.state_.describe()["n_unlabelled"] > 100
 

@@ -83,7 +83,8 @@ def test_model_metadata_names_inputs_and_outputs(api: Any) -> None:
     named = {output["name"]: output["datatype"] for output in told["outputs"]}
     found = infer(api, tensor(rows(0, 2))).json()["outputs"]
     assert {output["name"]: output["datatype"] for output in found} == named
-    assert list(named) == ["label", "nearest", "probability", "novelty", "unknown"]
+    measured = ["probability", "novelty", "unknown", "unsure"]
+    assert list(named) == ["label", "nearest", *measured]
     (pictures,) = api.client.get("/v2/models/pics").json()["inputs"]
     assert pictures == {"name": "images", "datatype": "BYTES", "shape": [-1]}
 
@@ -100,6 +101,25 @@ def test_outputs_equal_those_of_predict(api: Any) -> None:
     assert found["unknown"] == [answer["unknown"] for answer in expected]
     assert found["unknown"][3] is True
     assert found["label"][3] == ""
+
+
+def test_unsure_equals_that_of_predict_for_every_strictness(api: Any) -> None:
+    api.taught("abc", 20)
+    X = [*rows(0, 30, seed=3), *(np.asarray(rows(1, 6, seed=4)) * 2).tolist(), STRANGE]
+    n_unsure = []
+    for strangers in ("few", "some", "many"):
+        body = {"rows": X, "strangers": strangers}
+        expected = [a["unsure"] for a in api.post("predict", body).json()["answers"]]
+        answer = infer(api, tensor(X), parameters={"strangers": strangers})
+        assert outputs(answer)["unsure"] == expected
+        assert expected[-1] is True
+        n_unsure.append(sum(expected))
+    assert n_unsure[0] < n_unsure[2]
+    usual = outputs(infer(api, tensor(X)))["unsure"]
+    assert sum(usual) == n_unsure[1]
+    wrong = infer(api, tensor(X), parameters={"strangers": "lots"})
+    assert wrong.status_code == 400
+    assert "strangers must be few, some or many" in wrong.json()["error"]
 
 
 def test_responses_have_id_model_version_and_requested_outputs(api: Any) -> None:

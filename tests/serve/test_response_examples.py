@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.serve.running import until
 from tests.serve.samples import files, png, rows, zipped
-from tests.test_docs import blocks
+from tests.test_docs import DOCS, blocks
 
 from evergrow.serve.examples import EXAMPLES
 
@@ -72,12 +73,24 @@ def test_no_example_is_unused(api: Any) -> None:
 
 def test_the_manual_shows_the_example_of_every_response() -> None:
     shown = [
-        json.loads(body) for language, body in blocks("serve.md") if language == "json"
+        json.loads(body)
+        for language, body in blocks("reference/http.md")
+        if language == "json"
     ]
     expected = [value for name, value in EXAMPLES.items() if name not in LIKE_OTHERS]
     for example in expected:
         assert example in shown
     assert len(shown) == len(expected)
+
+
+def test_requests_of_the_manual_succeed_in_their_order(api: Any) -> None:
+    page = (DOCS / "reference" / "http.md").read_text(encoding="utf-8")
+    requests = re.findall(r"^\| `POST (\S+)` \| `(\{.*\})` \|$", page, re.MULTILINE)
+    for path, body in requests:
+        address = path.replace("...", "/api/v1/models/birds")
+        response = api.client.post(address, json=json.loads(body))
+        assert response.is_success, (path, response.text)
+    assert len(requests) == 17
 
 
 class Checked:

@@ -9,7 +9,7 @@ from evergrow import Learner
 from evergrow.core.errors import ParameterError
 from evergrow.tools.strictness import (
     STRICTNESS,
-    FilingLimits,
+    AcceptanceLimits,
     estimate_unknown,
     expected_rates,
     limits_of,
@@ -33,7 +33,7 @@ def fitted(known: np.ndarray) -> Learner:
     return Learner(None, options={"n_units": 60}, device="cpu").fit(X[rows], y[rows])
 
 
-def filed(learner: Learner, X: np.ndarray, limits: FilingLimits) -> np.ndarray:
+def accepted(learner: Learner, X: np.ndarray, limits: AcceptanceLimits) -> np.ndarray:
     threshold = learner.state_.threshold(limits.false_alarm)
     is_certain = learner.predict_proba(X).max(axis=1) >= limits.probability
     return is_certain & (learner.novelty_score(X) <= threshold)
@@ -49,11 +49,11 @@ def test_expected_rates_agree_with_new_samples(strictness: str) -> None:
         known = np.random.default_rng(seed).permutation(N_CLASSES)[:12]
         learner = fitted(known)
         rates = expected_rates(learner.state_.calibration, limits)
-        expected.append((rates.known_not_filed, rates.unknown_filed))
+        expected.append((rates.known_not_accepted, rates.unknown_accepted))
         is_known = np.isin(y, known)
-        is_filed = filed(learner, X, limits)
-        is_right = is_filed & (learner.predict(X) == y)
-        measured.append((1 - is_right[is_known].mean(), is_filed[~is_known].mean()))
+        is_accepted = accepted(learner, X, limits)
+        is_right = is_accepted & (learner.predict(X) == y)
+        measured.append((1 - is_right[is_known].mean(), is_accepted[~is_known].mean()))
     assert np.mean(expected, axis=0) == pytest.approx(
         np.mean(measured, axis=0), abs=0.1
     )
@@ -82,10 +82,10 @@ def test_intervals_contain_the_number_of_unknown_samples(n_unknown: int) -> None
             limits,
         )
         assert found is not None
-        is_filed = filed(learner, X[heap], limits)
-        n_filed = int((is_filed & ~is_known[heap]).sum())
-        low, high = found.filed_interval
-        n_right += low <= n_filed <= high
+        is_accepted = accepted(learner, X[heap], limits)
+        n_accepted = int((is_accepted & ~is_known[heap]).sum())
+        low, high = found.accepted_interval
+        n_right += low <= n_accepted <= high
     assert n_right >= 5
 
 
@@ -93,7 +93,7 @@ def test_few_classes_give_no_estimate_of_unknown_samples() -> None:
     learner = fitted(np.arange(3))
     calibration = learner.state_.calibration
     rates = expected_rates(calibration, STRICTNESS["some"])
-    assert rates.unknown_filed is None
+    assert rates.unknown_accepted is None
     novelty = learner.novelty_score(clouds(1, seed=1)[0])
     found = estimate_unknown(
         calibration, novelty, np.ones(len(novelty)), STRICTNESS["some"]
@@ -107,7 +107,7 @@ def test_later_classes_give_an_estimate() -> None:
     rows = np.isin(y, range(3, 8))
     learner.partial_fit(X[rows], y[rows])
     rates = expected_rates(learner.state_.calibration, STRICTNESS["some"])
-    assert rates.unknown_filed is not None
+    assert rates.unknown_accepted is not None
 
 
 def test_no_samples_give_no_estimate() -> None:

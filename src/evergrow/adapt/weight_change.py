@@ -181,7 +181,7 @@ def last_parameters(module: nn.Module, max_megabytes: float) -> list[str]:
     >>> from torch import nn
     >>> from evergrow.adapt.weight_change import last_parameters
     >>> network = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
-    >>> last_parameters(network, 0.011)
+    >>> last_parameters(network, 0.0107)
     ['1.weight', '1.bias']
     """
     free_bytes = max_megabytes * 1e6

@@ -452,6 +452,48 @@ def note_few_samples(learner: Learner) -> None:
         )
 
 
+def strictness_lines(
+    learner: Learner,
+    strangers: str,
+    least: float | None = None,
+    *,
+    samples: str = "samples",
+    unaccepted: str = "are unsure or unknown",
+    accepted: str = "get a class",
+) -> list[str]:
+    """Return a line on what ``--strangers`` costs, or nothing without calibration.
+
+    Parameters
+    ----------
+    learner : Learner
+        The model.
+    strangers : {"few", "some", "many"}
+        How many samples of unknown classes to expect.
+    least : float, optional
+        Another limit of probability.
+    samples : str
+        What the samples are.
+    unaccepted, accepted : str
+        What becomes of samples beyond and within the limits.
+    """
+    from evergrow.tools.strictness import expected_rates, limits_of
+
+    calibration = learner.state_.calibration
+    if not calibration.n:
+        return []
+    rates = expected_rates(calibration, limits_of(strangers, least))
+    line = (
+        f"--strangers {strangers}: of 100 {samples} of learned classes about "
+        f"{round(100 * rates.known_not_accepted)} {unaccepted}"
+    )
+    if rates.unknown_accepted is not None:
+        line += (
+            f"; of 100 {samples} of other classes about "
+            f"{round(100 * rates.unknown_accepted)} {accepted}"
+        )
+    return [line]
+
+
 def skipped_code(n_skipped: int) -> ExitCode | None:
     """Return exit code 1 if unreadable samples were left out, else None.
 

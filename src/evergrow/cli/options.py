@@ -46,11 +46,20 @@ FalseAlarm = Annotated[
     ),
 ]
 
+_STRANGERS_HELP = (
+    "How many samples of unknown classes to expect. It sets the novelty and the "
+    "probability beyond which a prediction is unsure."
+)
+
 Strangers = Annotated[
-    Literal["few", "some", "many"],
+    Literal["few", "some", "many"], typer.Option(help=_STRANGERS_HELP)
+]
+
+StrangersIfGiven = Annotated[
+    Literal["few", "some", "many"] | None,
     typer.Option(
-        help="How many samples of unknown classes to expect. It sets the novelty and "
-        "the probability beyond which a prediction is unsure.",
+        help=f"{_STRANGERS_HELP} If given, the command prints what the limits cost.",
+        show_default="some",
     ),
 ]
 

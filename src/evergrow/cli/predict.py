@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, csv_lines, percent, plural, table
+from evergrow.cli.console import (
+    Answer,
+    csv_lines,
+    note_line,
+    percent,
+    plural,
+    table,
+)
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
@@ -18,6 +25,7 @@ from evergrow.cli.model_files import (
     load_model,
     note_few_samples,
     skipped_code,
+    strictness_lines,
     write_lines,
 )
 from evergrow.cli.registry import command
@@ -25,9 +33,13 @@ from evergrow.cli.samples import STDIN, NamedSamples, check_paths, read_samples
 from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from evergrow.data import DataOptions
     from evergrow.engine.job import JobReport
-    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
+    from evergrow.learner.predictions import Predictions
 
 
 @command("predict", panel="Predict and inspect")
@@ -38,7 +50,7 @@ def predict_command(
     top: Annotated[int, typer.Option("-k", min=1)] = 1,
     unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
-    strangers: options.Strangers = "some",
+    strangers: options.StrangersIfGiven = None,
     format: Annotated[
         Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
     ] = "table",
@@ -66,12 +78,11 @@ def predict_command(
       answers/
 
     With --engine, ITEMS is one folder, file or address, processed in shards (parts).
-    The predictions are Parquet files in the folder predict of --out, one per shard, and
-    have no mark for unsure ones.
+    The predictions are Parquet files in the folder predict of --out, one per shard.
 
     A prediction is unsure if its probability is low, or if the sample may be of an
     unknown class. --strangers sets both limits: (unsure) in tables, a column in CSV and
-    a key in JSON.
+    Parquet, a key in JSON. For Label Studio, unsure samples have no prediction.
 
     Exit codes: 0 predicted; 1 predicted but some samples could not be read (--on-error
     skip); 2 bad input; 130 interrupted.
@@ -101,46 +112,43 @@ def predict_command(
         check_target("--out", out)
     paths = list(items or ())
     check_paths(paths)
+    from evergrow.tools.strictness import USUAL, unsure_predictions
+
     learner = load_model(model, run)
     alarm = None
     if unknown and can_reject_unknown(learner):
         alarm = false_alarm
+    if strangers is not None:
+        for line in strictness_lines(learner, strangers):
+            note_line(line)
     if sharding.engine is not None:
         sharding.reject(text=text)
-        if len(paths) != 1 or paths[0] == STDIN:
-            raise ParameterError("With --engine, name one folder, file or address.")
-        if out is None:
-            raise ParameterError(
-                "With --engine, name a folder by --out for the predictions."
-            )
-        from evergrow.data import read
-
-        source = read(paths[0], columns.data_options(), part="all", labelled=False)
-        report = sharding.run(
-            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm),
-            folder=out,
-            quiet=run.as_json,
+        settings = {
+            "top": top,
+            "false_alarm": alarm,
+            "strangers": strangers or USUAL,
+        }
+        data_options = columns.data_options()
+        return _predict_sharded(
+            model, learner, paths, data_options, out, sharding, settings, run.as_json
         )
-        return _sharded_answer(model, f"{out}/predict", report)
 
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
-    found = learner.ask(samples, false_alarm=alarm)
-    rows = prediction_rows(found, names, top)
-    _mark_unsure(rows, learner, found, strangers)
+    found = learner.predictions(samples, false_alarm=alarm)
+    unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
+    rows = prediction_rows(found, names, top, unsure)
     if format == "table" and found.measure == "probability":
         note_few_samples(learner)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
+        # With --no-unknown, every sample gets a class.
+        marked = unsure if unknown else None
+        asked = (samples, names)
         lines = _review_lines(
-            format, learner, (samples, names), found, title=title, root=root
+            format, learner, asked, found, marked, title=title, root=root
         )
-    elif format == "jsonl":
-        lines = [json.dumps(row) for row in rows]
-    elif format == "csv":
-        lines = _prediction_csv(rows, found.measure)
     else:
-        lines = _table_lines(rows, found.measure)
-
+        lines = _row_lines(format, rows, found.measure)
     code = skipped_code(len(found.failures))
     values = {
         "model": str(model),
@@ -158,21 +166,57 @@ def predict_command(
     )
 
 
-def _mark_unsure(
-    rows: list[dict[str, Any]], learner: Learner, found: Answers, strangers: str
-) -> None:
-    """Add ``unsure`` to each row of :func:`prediction_rows`, in place.
+def _predict_sharded(
+    model: Path,
+    learner: Learner,
+    paths: Sequence[str],
+    options: DataOptions,
+    out: Path | None,
+    sharding: EngineOptions,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> Answer:
+    """Predict data shard by shard: ``predict --engine``.
 
-    Nothing is added for a method without probabilities.
+    Parameters
+    ----------
+    model : Path
+        The model file.
+    learner : Learner
+        The model.
+    paths : sequence of str
+        ITEMS of the command; must be one folder, file or address.
+    options : DataOptions
+        How to read the data.
+    out : Path or None
+        Folder of the predictions.
+    sharding : EngineOptions
+        The engine.
+    settings : dict
+        Arguments of `Engine.predict`.
+    as_json : bool
+        Whether the command prints JSON.
+
+    Raises
+    ------
+    ParameterError
+        If arguments are missing.
     """
-    from evergrow.tools.strictness import limits_of, unsure_mask
+    if len(paths) != 1 or paths[0] == STDIN:
+        raise ParameterError("With --engine, name one folder, file or address.")
+    if out is None:
+        raise ParameterError(
+            "With --engine, name a folder by --out for the predictions."
+        )
+    from evergrow.data import read
 
-    if found.measure != "probability":
-        return
-
-    mask = unsure_mask(learner.state_.calibration, found, limits_of(strangers))
-    for row, is_unsure in zip(rows, mask.tolist(), strict=True):
-        row["unsure"] = is_unsure
+    source = read(paths[0], options, part="all", labelled=False)
+    report = sharding.run(
+        lambda engine: engine.predict(learner, source, **settings),
+        folder=out,
+        quiet=as_json,
+    )
+    return _sharded_answer(model, f"{out}/predict", report)
 
 
 def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
@@ -190,18 +234,23 @@ def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
 
 
 def prediction_rows(
-    found: Answers, names: Sequence[str], top: int
+    found: Predictions,
+    names: Sequence[str],
+    top: int,
+    unsure: NDArray[np.bool_] | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row of plain values per prediction.
 
     Parameters
     ----------
-    found : Answers
+    found : Predictions
         Predictions of a learner.
     names : sequence of str
         Display names of all samples, readable or not.
     top : int
         Number of classes in each row.
+    unsure : ndarray of bool, optional
+        Which predictions are unsure.
 
     Returns
     -------
@@ -210,6 +259,7 @@ def prediction_rows(
         probabilities) and ``top``, the likeliest classes with their values. If novelty
         was measured also ``unknown``, ``novelty``, ``threshold`` and ``nearest``, the
         likeliest class with its value; class and value of an unknown sample are None.
+        ``unsure`` if given.
     """
     rows = []
     for index, ranked_columns in enumerate(found.ranked(top).tolist()):
@@ -234,8 +284,19 @@ def prediction_rows(
                 row["class"] = None
                 row[found.measure] = None
         row["top"] = ranked
+        if unsure is not None:
+            row["unsure"] = bool(unsure[index])
         rows.append(row)
     return rows
+
+
+def _row_lines(format: str, rows: list[dict[str, Any]], measure: str) -> list[str]:
+    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table."""
+    if format == "jsonl":
+        return [json.dumps(row) for row in rows]
+    if format == "csv":
+        return _prediction_csv(rows, measure)
+    return _table_lines(rows, measure)
 
 
 def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
@@ -313,7 +374,8 @@ def _review_lines(
     format: str,
     learner: Learner,
     samples: NamedSamples,
-    found: Answers,
+    found: Predictions,
+    unsure: NDArray[np.bool_] | None,
     *,
     title: str,
     root: Path,
@@ -328,8 +390,10 @@ def _review_lines(
         Supplies the kind of the samples.
     samples : (object, list of str)
         Samples and display names, from :func:`~evergrow.cli.samples.read_samples`.
-    found : Answers
+    found : Predictions
         The predictions.
+    unsure : ndarray of bool or None
+        Which of them are unsure.
     title : str
         Model version that Label Studio shows.
     root : Path
@@ -352,7 +416,9 @@ def _review_lines(
     if kind == "text":  # the names are texts on one line; tools need the original
         contents = [items.raw_items().raw(row) for row in range(len(contents))]
     if format == "fiftyone":
-        document: Any = fiftyone_labels(found, contents)
+        document: Any = fiftyone_labels(found, contents, unsure=unsure)
     else:
-        document = label_studio_tasks(found, contents, kind, version=title, root=root)
+        document = label_studio_tasks(
+            found, contents, kind, version=title, root=root, unsure=unsure
+        )
     return json.dumps(document, indent=1, ensure_ascii=False).split("\n")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.validation import check_integer
+from evergrow.core.validation import check_choice, check_integer
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
 from evergrow.engine.fitting import fit, update
@@ -43,6 +43,7 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner, seed_of
 from evergrow.learner.learning import BLOCK
+from evergrow.tools.strictness import STRICTNESS, USUAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +226,7 @@ class Engine(ABC):
         *,
         top: int = 1,
         false_alarm: float | None = None,
+        strangers: str = USUAL,
     ) -> JobReport:
         """Write predictions to ``folder/predict``, one Parquet file per shard.
 
@@ -239,6 +241,9 @@ class Engine(ABC):
         false_alarm : float, optional
             Fraction of known samples that may be rejected as unknown. By default no
             sample is rejected.
+        strangers : {"few", "some", "many"}, default="some"
+            How many samples of unknown classes to expect. It sets the limits of novelty
+            and probability beyond which a prediction is unsure.
 
         Returns
         -------
@@ -246,6 +251,7 @@ class Engine(ABC):
             The samples that were predicted and those left out.
         """
         check_integer("top", top)
+        check_choice("strangers", strangers, STRICTNESS)
         if false_alarm is not None:
             # Raises for a model without novelty detection, before any work is done.
             learner.state_.threshold(false_alarm)
@@ -255,7 +261,13 @@ class Engine(ABC):
             options,
         ):
             job = model_job(
-                learner, manifest, folder, "predict", top=top, false_alarm=false_alarm
+                learner,
+                manifest,
+                folder,
+                "predict",
+                top=top,
+                false_alarm=false_alarm,
+                strangers=strangers,
             )
             return all_shards(job, options)
 

@@ -44,13 +44,14 @@ from evergrow.core.record import (
 from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
-from evergrow.engine.parquet_out import read_report, write_answers, write_features
+from evergrow.engine.parquet_out import read_report, write_features, write_predictions
 from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
 from evergrow.features import Features
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
+from evergrow.tools.strictness import unsure_predictions
 
 T = TypeVar("T")
 
@@ -262,14 +263,23 @@ def predict(job: Job, task: WorkerTask) -> ShardReport:
     found = shard_features(job, task)
     path = job.result(job.work, task.number)
     model = _open_model(str(job.start_file), job.key, task.about["device"])
-    answers = model.ask(
+    predictions = model.predictions(
         Features(found.X, np.arange(len(found))),
         false_alarm=job.settings["false_alarm"],
     )
+    unsure = None
     if job.work == "evaluate":
-        answers = replace(answers, unknown=None)
-    top = int(job.settings["top"])
-    write_answers(path, answers=answers, top=top, **found.table_columns())
+        predictions = replace(predictions, unknown=None)
+    else:
+        strangers = str(job.settings["strangers"])
+        unsure = unsure_predictions(model.state_.calibration, predictions, strangers)
+    write_predictions(
+        path,
+        predictions=predictions,
+        top=int(job.settings["top"]),
+        unsure=unsure,
+        **found.table_columns(),
+    )
     return found.engine
 
 

@@ -14,8 +14,11 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evergrow.core.errors import InputError
-from evergrow.learner.answers import Answers
+from evergrow.learner.predictions import Predictions
 
 CONTROL = "choice"
 """Name of the tag of the choices in a label config."""
@@ -60,18 +63,21 @@ def label_studio_config(classes: Sequence[str], kind: str) -> str:
 
 
 def label_studio_tasks(
-    answers: Answers,
+    predictions: Predictions,
     samples: Sequence[str],
     kind: str,
     *,
     version: str,
     root: str | os.PathLike[str] = ".",
+    unsure: NDArray[np.bool_] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return predictions as tasks for Label Studio. Unknown samples have no prediction.
+    """Return predictions as tasks for Label Studio.
+
+    Unknown and unsure samples have no prediction.
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Predictions of a learner.
     samples : sequence of str
         All samples that the learner was asked about: texts, or paths of images. Those
@@ -83,13 +89,16 @@ def label_studio_tasks(
     root : path-like
         Folder that Label Studio serves files from
         (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``). Images must be below it.
+    unsure : ndarray of bool of shape (n,), optional
+        Which predictions are unsure, from
+        :func:`~evergrow.tools.strictness.unsure_predictions`.
 
     Returns
     -------
     list of dict
         Each has ``data``, the text or the URL of the image with its ``novelty`` if
-        measured, and ``predictions``, one with the best class and its value as
-        ``score``.
+        measured and ``unsure`` if given, and ``predictions``, one with the best class
+        and its value as ``score``.
 
     Raises
     ------
@@ -100,23 +109,23 @@ def label_studio_tasks(
     --------
     >>> import numpy as np
     >>> from evergrow.export.review import label_studio_tasks
-    >>> from evergrow.learner.answers import Answers
+    >>> from evergrow.learner.predictions import Predictions
     >>> classes, values = np.array(["ham", "spam"]), np.array([[0.2, 0.8]])
-    >>> answers = Answers(classes, values, "probability", np.array([0]))
-    >>> (task,) = label_studio_tasks(answers, ["buy now"], "text", version="mail 1")
+    >>> predictions = Predictions(classes, values, "probability", np.array([0]))
+    >>> (task,) = label_studio_tasks(predictions, ["buy now"], "text", version="mail 1")
     >>> [prediction] = task["predictions"]
     >>> task["data"], prediction["result"][0]["value"], prediction["score"]
     ({'text': 'buy now'}, {'choices': ['spam']}, 0.8)
     """
     _check_kind(kind)
     tasks = []
-    for row, best, attributes in _best_predictions(answers):
+    for row, best, attributes in _best_predictions(predictions, unsure):
         if kind == "image":
             sample = _label_studio_url(samples[row], root)
         else:
             sample = samples[row]
         task: dict[str, Any] = {"data": {kind: sample, **attributes}}
-        if best is not None:
+        if best is not None and not attributes.get("unsure"):
             name, value = best
             result = {
                 "id": f"answer-{row}",
@@ -132,16 +141,23 @@ def label_studio_tasks(
     return tasks
 
 
-def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
+def fiftyone_labels(
+    predictions: Predictions,
+    samples: Sequence[str],
+    *,
+    unsure: NDArray[np.bool_] | None = None,
+) -> dict[str, Any]:
     """Return predictions as a FiftyOne labels file. Unknown samples have no label.
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Predictions of a learner.
     samples : sequence of str
         Paths of all images that the learner was asked about. They are written as
         absolute paths, so that FiftyOne needs no data folder.
+    unsure : ndarray of bool of shape (n,), optional
+        Which predictions are unsure. It becomes the attribute ``unsure`` of the labels.
 
     Returns
     -------
@@ -158,33 +174,33 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     --------
     >>> import numpy as np, tempfile, pathlib
     >>> from evergrow.export.review import fiftyone_labels
-    >>> from evergrow.learner.answers import Answers
+    >>> from evergrow.learner.predictions import Predictions
     >>> classes, values = np.array(["cat", "dog"]), np.array([[0.2, 0.8]])
-    >>> answers = Answers(classes, values, "probability", np.array([0]))
+    >>> predictions = Predictions(classes, values, "probability", np.array([0]))
     >>> with tempfile.NamedTemporaryFile(suffix=".jpg") as image:
-    ...     found = fiftyone_labels(answers, [image.name])
+    ...     found = fiftyone_labels(predictions, [image.name])
     >>> found["classes"], list(found["labels"].values())
     (['cat', 'dog'], [{'label': 'dog', 'confidence': 0.8}])
     """
     labels: dict[str, Any] = {}
-    for row, best, attributes in _best_predictions(answers):
+    for row, best, attributes in _best_predictions(predictions, unsure):
         label: dict[str, Any] | None = None
         if best is not None:
             name, value = best
             label = {"label": name}
-            if answers.measure == "probability":
+            if predictions.measure == "probability":
                 label["confidence"] = value
             else:
                 attributes = {"score": value, **attributes}
             if attributes:
                 label["attributes"] = attributes
         labels[str(_existing_file(samples[row]))] = label
-    return {"classes": [str(name) for name in answers.classes], "labels": labels}
+    return {"classes": [str(name) for name in predictions.classes], "labels": labels}
 
 
 def _best_predictions(
-    answers: Answers,
-) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
+    predictions: Predictions, unsure: NDArray[np.bool_] | None
+) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float | bool]]]:
     """Yield the best prediction of each sample.
 
     Yields
@@ -194,19 +210,21 @@ def _best_predictions(
     best : (str, float) or None
         Best class with its probability or score. None if the sample is unknown.
     attributes : dict
-        The novelty under ``"novelty"``, if it was measured.
+        ``"novelty"`` if it was measured, and ``"unsure"`` if given.
     """
-    best = answers.ranked(1)[:, 0]
-    for index, row in enumerate(answers.rows.tolist()):
-        attributes = {}
-        if answers.novelty is not None:
-            attributes["novelty"] = float(answers.novelty[index])
-        if answers.unknown is not None and answers.unknown[index]:
+    best = predictions.ranked(1)[:, 0]
+    for index, row in enumerate(predictions.rows.tolist()):
+        attributes: dict[str, float | bool] = {}
+        if predictions.novelty is not None:
+            attributes["novelty"] = float(predictions.novelty[index])
+        if unsure is not None:
+            attributes["unsure"] = bool(unsure[index])
+        if predictions.unknown is not None and predictions.unknown[index]:
             yield row, None, attributes
             continue
         column = best[index]
-        name = str(answers.classes[column])
-        yield row, (name, float(answers.values[index, column])), attributes
+        name = str(predictions.classes[column])
+        yield row, (name, float(predictions.values[index, column])), attributes
 
 
 def _check_kind(kind: str) -> None:

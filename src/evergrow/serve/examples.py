@@ -1,7 +1,7 @@
 """Examples of responses for the OpenAPI description.
 
-``examples.json`` holds them. ``docs/serve.md`` shows the same examples. Tests compare
-them with the description and with real responses.
+``examples.json`` holds them. ``docs/reference/http.md`` shows the same examples. Tests
+compare them with the description and with real responses.
 """
 
 from __future__ import annotations

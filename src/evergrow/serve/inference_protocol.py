@@ -22,8 +22,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from evergrow.core.errors import InputError, NotFittedError, UnsupportedError
 from evergrow.core.registry import nearest
 from evergrow.core.version import __version__
-from evergrow.learner.answers import Answers
-from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.calibration import FALSE_ALARM, Calibration
+from evergrow.learner.predictions import Predictions
 from evergrow.serve.bodies import (
     BINARY,
     FILE,
@@ -41,6 +41,7 @@ from evergrow.serve.model_store import Version
 from evergrow.serve.open_model import ModelDep, OpenModel
 from evergrow.serve.problems import PROTOCOL_ERRORS, PROTOCOL_PATH, Problem
 from evergrow.serve.schemas import SampleKind, Texts
+from evergrow.tools.strictness import STRICTNESS, USUAL, unsure_predictions
 
 _EXTENSIONS = ["binary_tensor_data"]
 _PLATFORM = "evergrow_evg"
@@ -130,7 +131,8 @@ class InferRequest(_ProtocolModel):
     parameters: Parameters = Field(
         {},
         description="false_alarm: fraction of known samples that may be reported as "
-        "unknown. Other parameters are ignored.",
+        "unknown. strangers: how many samples of unknown classes to expect (few, some "
+        "or many), which sets the limits of unsure. Other parameters are ignored.",
     )
     inputs: list[InferInput] = Field(min_length=1, max_length=100)
     outputs: list[InferRequestedOutput] | None = Field(None, max_length=100)
@@ -463,26 +465,44 @@ def output_types(version: Version) -> dict[str, str]:
         version.learner.state_.threshold(FALSE_ALARM)
     except (NotFittedError, UnsupportedError):
         return types
-    return {**types, "novelty": "FP64", "unknown": "BOOL"}
+    types.update(novelty="FP64", unknown="BOOL")
+    if measure == "probability":
+        types["unsure"] = "BOOL"
+    return types
 
 
-def outputs_of(answers: Answers) -> dict[str, list[Any]]:
-    """Return the elements of every output, by name. An unknown sample has no label."""
-    best = answers.ranked(1)
-    classes = answers.classes[best[:, 0]].tolist()
-    values = np.take_along_axis(answers.values, best, axis=1)[:, 0]
+def outputs_of(
+    predictions: Predictions, calibration: Calibration, strangers: str
+) -> dict[str, list[Any]]:
+    """Return the elements of every output, by name. An unknown sample has no label.
+
+    Parameters
+    ----------
+    predictions : Predictions
+        Predictions of the model.
+    calibration : Calibration
+        The held-out rows of the model.
+    strangers : {"few", "some", "many"}
+        How many samples of unknown classes to expect.
+    """
+    best = predictions.ranked(1)
+    classes = predictions.classes[best[:, 0]].tolist()
+    values = np.take_along_axis(predictions.values, best, axis=1)[:, 0]
     outputs = {
         "label": classes,
         "nearest": classes,
-        answers.measure: values.tolist(),
+        predictions.measure: values.tolist(),
     }
-    if answers.novelty is not None and answers.unknown is not None:
-        pairs = zip(classes, answers.unknown, strict=True)
+    if predictions.novelty is not None and predictions.unknown is not None:
+        pairs = zip(classes, predictions.unknown, strict=True)
         outputs["label"] = ["" if unknown else name for name, unknown in pairs]
         # A sample without a finite novelty is unknown, but JSON has finite numbers.
         largest = np.finfo(np.float64).max
-        outputs["novelty"] = np.nan_to_num(answers.novelty, nan=largest).tolist()
-        outputs["unknown"] = answers.unknown.tolist()
+        outputs["novelty"] = np.nan_to_num(predictions.novelty, nan=largest).tolist()
+        outputs["unknown"] = predictions.unknown.tolist()
+        unsure = unsure_predictions(calibration, predictions, strangers)
+        if unsure is not None:
+            outputs["unsure"] = unsure.tolist()
     return outputs
 
 
@@ -514,11 +534,12 @@ def _to_binary(datatype: str, elements: list[Any]) -> bytes:
 
 
 def infer_response(
-    model: OpenModel, request: InferRequest, answers: Answers
+    model: OpenModel, request: InferRequest, predictions: Predictions, strangers: str
 ) -> Response:
     """Return the requested outputs as JSON, with binary tensors after it."""
     types = output_types(model.version)
-    found = outputs_of(answers)
+    calibration = model.version.learner.state_.calibration
+    found = outputs_of(predictions, calibration, strangers)
     outputs = []
     binary = b""
     wanted = _requested(request, list(found))
@@ -641,7 +662,8 @@ async def infer(model: VersionDep, request: Request) -> Response:
 
     Numbers of shape [n, d] are feature vectors, UINT8 of shape [n, height, width, 3]
     are images, and BYTES of shape [n] are texts or image files. The output label is
-    empty for unknown samples; nearest is their most likely class.
+    empty for unknown samples; nearest is their most likely class. The output unsure
+    marks samples of a low probability, and samples that may be of an unknown class.
     """
     if media_type(request):
         # Some clients send none.
@@ -652,8 +674,11 @@ async def infer(model: VersionDep, request: Request) -> Response:
     document, binary = await asyncio.to_thread(split_body, body, length, limits)
     request.state.hold_memory(memory_for(document.inputs[0], binary))
     samples = await asyncio.to_thread(samples_of, document, binary, model.version.kind)
-    answers = await model.predict(samples, _false_alarm(document))
-    return await asyncio.to_thread(infer_response, model, document, answers)
+    strangers = _strangers(document)
+    predictions = await model.predict(samples, _false_alarm(document))
+    return await asyncio.to_thread(
+        infer_response, model, document, predictions, strangers
+    )
 
 
 def _false_alarm(request: InferRequest) -> float:
@@ -662,3 +687,11 @@ def _false_alarm(request: InferRequest) -> float:
     if isinstance(value, (str, bool)) or not 0 < value < 1:
         raise InputError(f"false_alarm must be between 0 and 1, got {value!r}")
     return float(value)
+
+
+def _strangers(request: InferRequest) -> str:
+    """Return the parameter ``strangers``, or its default."""
+    value = request.parameters.get("strangers", USUAL)
+    if value not in STRICTNESS:
+        raise InputError(f"strangers must be few, some or many, got {value!r}")
+    return str(value)

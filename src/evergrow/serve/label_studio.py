@@ -28,6 +28,7 @@ from evergrow.serve.bodies import BoundedRoute, RequestSamples
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.open_model import ModelDep, OpenModel
 from evergrow.serve.problems import PROBLEMS, Problem
+from evergrow.tools.strictness import unsure_predictions
 
 _COMMON_KEYS = {
     "images": ("image", "img", "url", "photo"),
@@ -309,35 +310,43 @@ async def predict(
 ) -> LabelStudioPredictions:
     """Predict the class of each task.
 
-    Unknown samples get no class. Until the model is ready, no task gets one. The score
-    of a task orders tasks for labelling (the lowest first); the score of its region is
-    the probability of the class.
+    Unknown and unsure samples get no class, so that nobody accepts a doubtful one
+    unseen. Until the model is ready, no task gets one. The score of a task orders tasks
+    for labelling (the lowest first); the score of its region is the probability of the
+    class.
     """
     revision = str(model.version.revision)
     results = [LabelStudioPrediction(model_version=revision) for _ in body.tasks]
-    predictions = LabelStudioPredictions(results=results, model_version=revision)
+    response = LabelStudioPredictions(results=results, model_version=revision)
     if not body.tasks or model.version.state != "ready":
-        return predictions
+        return response
     kind = model.version.kind
     names = config_names(body.label_config, kind)
     values = [sample_of(task, kind, names) for task in body.tasks]
     samples = await _samples(model, values, request.state.hold_memory)
     # A sample that cannot be encoded fails the request, so row i belongs to task i.
     features = RequestSamples(rows=await model.encode(samples))
-    answers = await model.predict(features, FALSE_ALARM)
+    predictions = await model.predict(features, FALSE_ALARM)
     scores = await model.analyze(features, task_scores)
-    for i, best in enumerate(answers.ranked(1)[:, 0]):
-        predictions.results[i].score = float(scores[i])
-        if answers.unknown is not None and answers.unknown[i]:
+    doubtful = np.zeros(len(predictions.values), dtype=bool)
+    if predictions.unknown is not None:
+        doubtful |= predictions.unknown
+    calibration = model.version.learner.state_.calibration
+    unsure = unsure_predictions(calibration, predictions)
+    if unsure is not None:
+        doubtful |= unsure
+    for i, best in enumerate(predictions.ranked(1)[:, 0]):
+        response.results[i].score = float(scores[i])
+        if doubtful[i]:
             continue
         region = LabelStudioRegion(
             from_name=names.control,
             to_name=names.object,
-            value=LabelStudioChoices(choices=[str(answers.classes[best])]),
-            score=float(answers.values[i, best]),
+            value=LabelStudioChoices(choices=[str(predictions.classes[best])]),
+            score=float(predictions.values[i, best]),
         )
-        predictions.results[i].result = [region]
-    return predictions
+        response.results[i].result = [region]
+    return response
 
 
 def task_scores(learner: Learner, X: NDArray[Any]) -> NDArray[np.float64]:
