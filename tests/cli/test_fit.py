@@ -161,7 +161,7 @@ def test_folders_that_are_no_classes_are_refused_unless_accepted(shell, images):
     [
         (["--units", 10**6], "--units must be an integer"),
         (["--set", "preset=x"], "--set preset must be one of"),
-        (["--set", "weights=none"], "--set weights must be 'bundled', 'hub'"),
+        (["--weights", "none"], "--weights must be 'bundled', 'hub'"),
     ],
 )
 def test_errors_name_flags(shell, images, options, message):
