@@ -355,7 +355,7 @@ def test_python_of_the_readme_runs(index: int, tmp_path: Path) -> None:
 def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip(IMAGES)
     pytest.importorskip("onnxruntime")
-    (script,) = SHELL
+    script = "".join(SHELL)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-e", "-c", script],

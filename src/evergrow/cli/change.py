@@ -343,7 +343,12 @@ def unlearn_command(
         )
     erased = change.record.erased
     values: dict[str, Any] = {}
-    if erased is not None:
+    if erased is None:
+        lines.append(
+            "rollback can bring them back; --for-good also removes them from the "
+            "history and the feature cache"
+        )
+    else:
         lines += _erased_lines(erased, is_adapted=learner.state_.adaptation is not None)
         values["erased"] = vars(erased)
     if paper.signed is not None:

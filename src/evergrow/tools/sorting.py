@@ -214,7 +214,7 @@ def plan_sort(
         elif found.novelty is not None and found.novelty > doubtful:
             group = UNSURE
             row = replace(row, note="unsure, may be of an unknown class")
-        elif found.probability < limits.probability:
+        elif found.probability is not None and found.probability < limits.probability:
             group = UNSURE
             row = replace(row, note="unsure")
         if file.parent == target / group:
@@ -246,7 +246,7 @@ def _class_folders(
 class _Prediction(NamedTuple):
     file: str
     label: str
-    probability: float
+    probability: float | None
     novelty: float | None
     is_unknown: bool
 
@@ -273,6 +273,9 @@ def _predict_images(
                 continue
         failures |= dict(answers.failures)
         columns = answers.ranked(1)[:, 0]
+        probabilities: list[float | None] = [None] * len(columns)
+        if answers.measure == "probability":
+            probabilities = answers.values.max(axis=1).tolist()
         unknown = answers.unknown
         novelty: list[float | None] = [None] * len(columns)
         if unknown is None:
@@ -283,7 +286,7 @@ def _predict_images(
             _Prediction,
             [block[row] for row in answers.rows.tolist()],
             answers.classes[columns].tolist(),
-            np.take_along_axis(answers.values, columns[:, None], axis=1)[:, 0].tolist(),
+            probabilities,
             novelty,
             unknown.tolist(),
         )

@@ -90,7 +90,8 @@ def unsure_mask(
 ) -> NDArray[np.bool_]:
     """Return which predictions are outside of the limits.
 
-    Unknown samples are always outside.
+    Unknown samples are always outside. With a single class only the limit of novelty
+    holds.
 
     Parameters
     ----------
@@ -98,8 +99,7 @@ def unsure_mask(
         The held-out rows of the model. Without any, only the limit of probability
         holds.
     answers : Answers
-        Predictions of the model, with probabilities. Without novelty, only the limit of
-        probability holds.
+        Predictions of the model. Without novelty, only the limit of probability holds.
     limits : FilingLimits
         The limits.
 
@@ -117,7 +117,9 @@ def unsure_mask(
     >>> mask.shape
     (100,)
     """
-    mask = answers.values.max(axis=1) < limits.probability
+    mask = np.zeros(len(answers.values), dtype=bool)
+    if answers.measure == "probability":
+        mask |= answers.values.max(axis=1) < limits.probability
     if answers.novelty is not None and calibration.n:
         # A novelty that is not finite is outside, too.
         mask |= ~(answers.novelty <= calibration.threshold(limits.false_alarm))
@@ -129,7 +131,7 @@ def unsure_mask(
 def unsure_predictions(
     calibration: Calibration, answers: Answers, strangers: str = USUAL
 ) -> NDArray[np.bool_] | None:
-    """Return which predictions are unsure; None for a method without probabilities.
+    """Return which predictions are unsure; None if they have scores only.
 
     Parameters
     ----------
@@ -152,7 +154,7 @@ def unsure_predictions(
     array([ True,  True,  True,  True])
     """
     limits = limits_of(strangers)
-    if answers.measure != "probability":
+    if answers.measure == "score":
         return None
     return unsure_mask(calibration, answers, limits)
 
