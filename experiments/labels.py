@@ -211,10 +211,10 @@ def drift(data: Rows, draw: int) -> dict[str, Any]:
     turned = np.random.default_rng(draw).permutation(t.max() + 1)
     turned = np.where(turned == np.arange(len(turned)), np.roll(turned, 1), turned)
     return {
-        "unchanged": tools.drift(learner, T[half]).share,
-        "unchanged_labelled": tools.drift(learner, T[half], t[half]).share,
-        "noisy": tools.drift(learner, noisy).share,
-        "relabelled": tools.drift(learner, T[half], turned[t[half]]).share,
+        "unchanged": tools.drift(learner, T[half]).fraction,
+        "unchanged_labelled": tools.drift(learner, T[half], t[half]).fraction,
+        "noisy": tools.drift(learner, noisy).fraction,
+        "relabelled": tools.drift(learner, T[half], turned[t[half]]).fraction,
     }
 
 
@@ -249,8 +249,8 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
     alarms = tools.drift(learner, rows)
     labelled = tools.drift(learner, rows, y[asked])
     return {
-        "alarms": alarms.share,
-        "labelled": labelled.share,
+        "alarms": alarms.fraction,
+        "labelled": labelled.fraction,
         "right": learner.score(rows, y[asked]),
     }
 

@@ -76,21 +76,23 @@ def run(
     for strictness, limits in STRICTNESS.items():
         calibration = learner.state_.calibration
         threshold = calibration.threshold(limits.false_alarm)
-        filed = (novelty <= threshold) & (confidence >= limits.probability)
+        accepted = (novelty <= threshold) & (confidence >= limits.probability)
         rates = expected_rates(calibration, limits)
         found = estimate_unknown(calibration, novelty, confidence, limits)
         yield {
             "data": name,
             "seed": seed,
             "strictness": strictness,
-            "known_not_filed": float(1 - filed[~unknown].mean()),
-            "known_not_filed_right": float(1 - (filed & is_right)[~unknown].mean()),
-            "known_not_filed_right_expected": rates.known_not_filed,
-            "unknown_filed": float(filed[unknown].mean()),
-            "unknown_filed_expected": rates.unknown_filed,
-            "n_filed_unknown": int((filed & unknown).sum()),
-            "n_filed_unknown_estimated": found and found.filed,
-            "interval": found and found.filed_interval,
+            "known_not_accepted": float(1 - accepted[~unknown].mean()),
+            "known_not_accepted_right": float(
+                1 - (accepted & is_right)[~unknown].mean()
+            ),
+            "known_not_accepted_right_expected": rates.known_not_accepted,
+            "unknown_accepted": float(accepted[unknown].mean()),
+            "unknown_accepted_expected": rates.unknown_accepted,
+            "n_accepted_unknown": int((accepted & unknown).sum()),
+            "n_accepted_unknown_estimated": found and found.accepted,
+            "interval": found and found.accepted_interval,
         }
 
 
@@ -101,25 +103,25 @@ def show() -> None:
         result = json.loads(line)
         groups[result["data"], result["strictness"]].append(result)
     columns = (
-        "known_not_filed",
-        "known_not_filed_right",
-        "known_not_filed_right_expected",
-        "unknown_filed",
-        "unknown_filed_expected",
+        "known_not_accepted",
+        "known_not_accepted_right",
+        "known_not_accepted_right_expected",
+        "unknown_accepted",
+        "unknown_accepted_expected",
     )
     lines = [
-        f"| data | strangers | {' | '.join(columns)} | filed unknown | estimated "
+        f"| data | strangers | {' | '.join(columns)} | accepted unknown | estimated "
         "| in the interval |",
         "|---" * (len(columns) + 5) + "|",
     ]
     for (name, strictness), results in groups.items():
         means = [100 * np.mean([r[column] for r in results]) for column in columns]
         inside = [
-            r["interval"][0] <= r["n_filed_unknown"] <= r["interval"][1]
+            r["interval"][0] <= r["n_accepted_unknown"] <= r["interval"][1]
             for r in results
         ]
-        true = np.mean([r["n_filed_unknown"] for r in results])
-        estimated = np.mean([r["n_filed_unknown_estimated"] for r in results])
+        true = np.mean([r["n_accepted_unknown"] for r in results])
+        estimated = np.mean([r["n_accepted_unknown_estimated"] for r in results])
         cells = [f"{value:.1f}" for value in (*means, true, estimated)]
         lines.append(
             f"| {name} | {strictness} | {' | '.join(cells)} "

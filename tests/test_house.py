@@ -9,11 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.phrases import phrases, prose_of_page, prose_of_source
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "evergrow"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 MAY_IMPORT_LAB = ("tests/lab/", "tests/release/", "tests/test_docs.py")
 FOREIGN = {
     "_exit",  # os
@@ -25,6 +27,10 @@ FOREIGN = {
     "_worker_logs_enabled",  # ray
 }
 """Private names of other libraries that evergrow uses."""
+
+DOCSTRING_LIMIT = 1.3
+PAGE_LIMIT = 0.6
+"""Hard phrases per 1,000 words. Well-known libraries of this field have about 0.6."""
 
 
 @cache
@@ -184,3 +190,51 @@ def test_each_assignment_has_one_value():
 )
 def test_parallel_assignments_are_found(statement, parallel):
     assert is_parallel(ast.parse(statement).body[0]) == parallel
+
+
+def phrase_rate(texts: list[tuple[Path, str]]) -> tuple[float, list[str]]:
+    """Return hard phrases per 1,000 words, and the text around each."""
+    n_words = sum(len(text.split()) for _, text in texts)
+    found = [
+        f"{path.relative_to(ROOT)}: {phrase!r} in {' '.join(text.split())[:100]!r}"
+        for path, text in texts
+        for phrase in phrases(text)
+    ]
+    return 1000 * len(found) / n_words, found
+
+
+def test_docstrings_and_comments_are_plain_english():
+    texts = [(path, text) for path in SOURCES for text in prose_of_source(path)]
+    rate, found = phrase_rate(texts)
+    assert rate < DOCSTRING_LIMIT, "\n".join([f"{rate:.2f} per 1,000 words", *found])
+
+
+def test_pages_are_plain_english():
+    texts = [(path, text) for path in PAGES for text in prose_of_page(path)]
+    rate, found = phrase_rate(texts)
+    assert rate < PAGE_LIMIT, "\n".join([f"{rate:.2f} per 1,000 words", *found])
+
+
+@pytest.mark.parametrize(
+    ("sentence", "count"),
+    [
+        ("Return what it was told, and those that have as many as it.", 3),
+        ("Return the held-out scores of each class.", 0),
+        ("Whichever is reached first is used anew.", 2),
+        ("The sum of all rows, and of\nthose that are left.", 1),
+    ],
+)
+def test_hard_phrases_are_counted(sentence, count):
+    assert len(phrases(sentence)) == count
+
+
+def test_code_is_not_counted_as_prose(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Plain.\n\n```text\nwhat it is\n```\n\nAlso plain.\n")
+    assert not [found for text in prose_of_page(page) for found in phrases(text)]
+    source = tmp_path / "module.py"
+    source.write_text(
+        '"""Example.\n\n>>> "what it is"\n"""\n\nx = "as many"  # as much\n'
+    )
+    found = [found for text in prose_of_source(source) for found in phrases(text)]
+    assert found == ["as much"]

@@ -61,7 +61,7 @@ def take_picture(address: str, pictures: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     heap = []
-    for folder in sorted([*pictures.glob("test/*"), *pictures.glob("strange/*")]):
+    for folder in sorted([*pictures.glob("test/*"), *pictures.glob("unknown/*")]):
         heap += sorted(folder.iterdir())[:PER_CLASS]
     files = [_upload(path, number) for number, path in enumerate(heap)]
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)

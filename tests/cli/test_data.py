@@ -258,7 +258,7 @@ def test_the_digits_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_demo_writes_folders_that_can_be_loaded(tmp_path: Path) -> None:
     result = evergrow("demo", "--pictures", str(tmp_path / "shapes"), "--json")
     counts = json.loads(result.output)
-    assert [counts[part] for part in ("first", "later", "strange", "test")] == [
+    assert [counts[part] for part in ("first", "later", "unknown", "test")] == [
         60,
         36,
         32,

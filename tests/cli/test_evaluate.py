@@ -12,7 +12,7 @@ from tests.cli.conftest import NAMES, clouds
 
 from evergrow.cli.evaluation_page import SHOWN, evaluation_page
 from evergrow.data.items import Images, Texts
-from evergrow.learner.evaluation import SampleAnswers, evaluate_predictions
+from evergrow.learner.evaluation import EvaluatedSamples, evaluate_predictions
 from evergrow.learner.modelfile import open_model
 
 CLASSES = ("<b>bold</b>", 'quo"te', "plain")
@@ -174,7 +174,7 @@ def test_bad_input_writes_no_report(shell, model):
 def answered(truth, guess, items=None, certainty=None):
     """Return an evaluation with its samples."""
     names = sorted({*truth, *guess})
-    samples = SampleAnswers(
+    samples = EvaluatedSamples(
         items,
         np.arange(len(truth)),
         np.array(truth, np.str_),

@@ -110,7 +110,7 @@ def test_strangers_prints_what_its_limits_cost(shell, model, asked):
         stderr = shell.run(*command, "--strangers", strangers).stderr
         assert (
             f"--strangers {strangers}: of 100 samples of learned classes about "
-            f"{round(100 * rates.known_not_filed)} are unsure or unknown" in stderr
+            f"{round(100 * rates.known_not_accepted)} are unsure or unknown" in stderr
         )
 
 

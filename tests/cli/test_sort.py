@@ -77,7 +77,7 @@ def test_sort_agrees_with_predict(shell: Shell, image_model: Path, inbox: Path) 
         (["p.evg", "inbox", "--into", "out", "--min", "80"], "--min"),
         (["p.evg", "--undo", "out/sorted.csv"], "--undo takes only the table"),
         (["--undo", "out/sorted.csv"], "No table 'out/sorted.csv' here"),
-        (["--undo", "p.evg"], "is no table of a sort"),
+        (["--undo", "p.evg"], "is not a table of a sort"),
         (["p.evg", "inbox", "--into", "out", "--watch"], "--watch needs --move"),
     ],
 )
@@ -127,8 +127,10 @@ def test_an_unreadable_image_stays_and_others_are_sorted(
 ) -> None:
     learner = Learner.load(image_model)
     rows = sort_folder(learner, inbox, OUT, "copy")
-    assert sum(bool(row.place) for row in rows) == 36
-    assert [Path(row.file).name for row in rows if not row.place] == ["broken.png"]
+    assert sum(bool(row.destination) for row in rows) == 36
+    assert [Path(row.file).name for row in rows if not row.destination] == [
+        "broken.png"
+    ]
     assert undo_sort(OUT / "sorted.csv") == []
 
 
@@ -150,11 +152,11 @@ def test_a_damaged_table_stops_the_sort_with_one_line(
 ) -> None:
     OUT.mkdir()
     table = OUT / "sorted.csv"
-    table.write_text("file,answer,probability,place,how,state,size,note\n")
+    table.write_text("file,answer,probability,destination,how,state,size,note\n")
     for options in ((), ("--move",)):
         said = shell.error("sort", image_model, inbox, "--into", OUT, *options)
-        assert "is no table of a sort, or was damaged" in said
-    assert "is no table of a sort" in shell.error("sort", "--undo", table)
+        assert "is not a table of a sort, or was damaged" in said
+    assert "is not a table of a sort" in shell.error("sort", "--undo", table)
     assert os.listdir(OUT) == ["sorted.csv"]
 
 

@@ -86,7 +86,7 @@ def test_suggest_group_and_drift(run, files):
     values = json.loads(
         run("drift", model, files / "labelled.npz", "--labelled", "--json")
     )
-    assert 0 <= values["share"] <= 1
+    assert 0 <= values["fraction"] <= 1
 
 
 def test_an_unreadable_image_of_the_data_exits_with_1(shell, image_model, images):

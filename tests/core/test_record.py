@@ -336,5 +336,5 @@ def test_from_document_rejects_invalid_headers(change: dict[str, Any]) -> None:
     ],
 )
 def test_parse_json_rejects_invalid_json(text: str | bytes) -> None:
-    with pytest.raises(FileFormatError, match=r"note\.json is no whole JSON"):
+    with pytest.raises(FileFormatError, match=r"note\.json is not valid JSON"):
         parse_json(text, "note.json")

@@ -13,13 +13,13 @@ import pytest
 from evergrow.core.errors import FileFormatError
 from evergrow.data import read
 from evergrow.data.storage import Tree
-from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
-from evergrow.learner.answers import Answers
+from evergrow.engine.parquet_out import WIDTHS, write_features, write_predictions
+from evergrow.learner.predictions import Predictions
 
 
-def answers(*, novelty: bool) -> Answers:
+def small_predictions(*, novelty: bool) -> Predictions:
     values = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    found = Answers(
+    found = Predictions(
         np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2])
     )
     more = {
@@ -93,13 +93,13 @@ def test_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len({Tree(tmp_path).read(name) for name in listing}) == 1
 
 
-def test_write_answers_writes_all_columns(tmp_path: Path) -> None:
+def test_write_predictions_writes_all_columns(tmp_path: Path) -> None:
     names = ["a", "unreadable", "c"]
     truth = np.array(["ant", "ant", "bee"])
-    write_answers(
+    write_predictions(
         tmp_path / "0.parquet",
         names=names,
-        answers=answers(novelty=True),
+        predictions=small_predictions(novelty=True),
         labels=truth,
         top=2,
     )
@@ -133,12 +133,14 @@ def test_write_answers_writes_all_columns(tmp_path: Path) -> None:
             "true_label": "bee",
         },
     ]
-    plain = answers(novelty=False)
+    plain = small_predictions(novelty=False)
     unsure = np.array([True, False])
-    write_answers(tmp_path / "2.parquet", names=names, answers=plain, unsure=unsure)
+    write_predictions(
+        tmp_path / "2.parquet", names=names, predictions=plain, unsure=unsure
+    )
     table = pq.read_table(tmp_path / "2.parquet").to_pydict()
     assert table["unsure"] == [True, False]
-    write_answers(tmp_path / "1.parquet", names=names, answers=plain)
+    write_predictions(tmp_path / "1.parquet", names=names, predictions=plain)
     assert pq.read_schema(tmp_path / "1.parquet").names == [
         "name",
         "label",
@@ -151,12 +153,12 @@ def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
         tmp_path / "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2))
     )
     found = replace(
-        answers(novelty=True), classes=np.array(["caf\udce9", "bee", "cat"])
+        small_predictions(novelty=True), classes=np.array(["caf\udce9", "bee", "cat"])
     )
-    write_answers(
+    write_predictions(
         tmp_path / "b.parquet",
         names=list("abc"),
-        answers=found,
+        predictions=found,
         labels=np.array(["caf\udce9"] * 3),
         top=2,
     )

@@ -21,14 +21,14 @@ from evergrow.export.review import (
     label_studio_config,
     label_studio_tasks,
 )
-from evergrow.learner.answers import Answers
+from evergrow.learner.predictions import Predictions
 from evergrow.serve.label_studio import config_names
 
 
 @pytest.fixture
-def answers() -> Answers:
+def answers() -> Predictions:
     values = np.array([[0.2, 0.8], [0.9, 0.1], [0.5, 0.5]])
-    return Answers(
+    return Predictions(
         np.array(["ant", "<bee> & 'co'"]),
         values,
         "probability",
@@ -39,7 +39,7 @@ def answers() -> Answers:
     )
 
 
-def test_label_config_matches_the_tasks(answers: Answers) -> None:
+def test_label_config_matches_the_tasks(answers: Predictions) -> None:
     config = label_studio_config(answers.classes.tolist(), "text")
     names = config_names(config, "texts")
     assert [
@@ -65,7 +65,7 @@ def test_label_config_matches_the_tasks(answers: Answers) -> None:
 
 
 def test_unsure_samples_have_no_prediction_for_label_studio(
-    answers: Answers, tmp_path: Path
+    answers: Predictions, tmp_path: Path
 ) -> None:
     unsure = np.array([False, True, True])
     tasks = label_studio_tasks(
@@ -83,7 +83,7 @@ def test_unsure_samples_have_no_prediction_for_label_studio(
 
 
 def test_label_studio_images_must_be_below_the_root(
-    answers: Answers, tmp_path: Path
+    answers: Predictions, tmp_path: Path
 ) -> None:
     names = []
     for number in range(4):
@@ -107,7 +107,7 @@ def test_label_studio_images_must_be_below_the_root(
             write()
 
 
-def test_fiftyone_labels(answers: Answers, tmp_path: Path) -> None:
+def test_fiftyone_labels(answers: Predictions, tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.png") for number in range(4)]
     for name in names:
         Path(name).touch()
@@ -154,7 +154,7 @@ def test_label_studio_exports_are_learned(model: Path) -> None:
         task["annotations"] = [{"id": 1, "result": predicted[task["data"]["image"]]}]
     Path("export.json").write_text(json.dumps(tasks), encoding="utf-8")
     data = load_data("export.json", test_size=0)
-    answers = Learner.load(model).ask(Path("images"))
+    answers = Learner.load(model).predictions(Path("images"))
     labels = [str(answers.classes[column]) for column in answers.ranked(1)[:, 0]]
     assert [data.class_names[code] for code in data.y_train] == labels
     assert len(data.train) == 18

@@ -285,9 +285,9 @@ def test_what_a_module_lacks_is_said_in_one_line(recipe: Any, message: str) -> N
         ([], "recipe must be a list of 1 to 256 blocks"),
         (["final", "final"], "blocks of recipe must differ, got 'final' twice"),
         (["median@-1"], "with a pooling of cls, mean, max, spread"),
-        (["mean@"], "block must be 'final' or POOLING@PLACE"),
-        (["mean"], "block must be 'final' or POOLING@PLACE"),
-        ([3], "block must be 'final' or POOLING@PLACE"),
+        (["mean@"], "block must be 'final' or POOLING@DEPTH"),
+        (["mean"], "block must be 'final' or POOLING@DEPTH"),
+        ([3], "block must be 'final' or POOLING@DEPTH"),
         (
             ["mean@-7"],
             r"got 'mean@-7': VisionTransformer has -1 \(blocks.5\) to -6 \(blocks.0\)",

@@ -253,7 +253,7 @@ def test_a_network_of_one_size_takes_zooms() -> None:
         ("rich@160+160", "blocks of recipe must differ, got 'rich@160' twice"),
         ("best@320", "must say views as in 'rich@224"),
         ("rich:turned", "must say views as in 'rich@224"),
-        ("final:turned", "block must be 'final' or POOLING@PLACE"),
+        ("final:turned", "block must be 'final' or POOLING@DEPTH"),
     ],
 )
 def test_bad_views_are_one_line(recipe: str, message: str) -> None:

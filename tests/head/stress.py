@@ -75,7 +75,7 @@ def query_together(seed: int) -> None:
 
 
 def ask(learner: Learner) -> None:
-    found = learner.ask(X[:9], false_alarm=0.05)
+    found = learner.predictions(X[:9], false_alarm=0.05)
     assert np.isfinite(found.values).all()
     assert found.novelty is not None
     assert np.isfinite(found.novelty).all()

@@ -62,7 +62,7 @@ def test_reader_skips_invalid_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text(run().to_json()[:99])
     records, problems = load_records([tmp_path, tmp_path / "gone"])
     assert [item.seed for item in records.values()] == [1993, 2]
-    assert "no whole JSON" in problems[tmp_path / "half.json"]
+    assert "not valid JSON" in problems[tmp_path / "half.json"]
     assert "does not exist" in problems[tmp_path / "gone"]
 
 

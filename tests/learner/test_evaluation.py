@@ -64,7 +64,7 @@ def test_confused_pairs_are_the_largest_entries_beside_the_diagonal(
         row = NAMES.index(pair.true)
         column = NAMES.index(pair.predicted)
         assert pair.n == wrong[row, column]
-        assert pair.share == pytest.approx(pair.n / answers[0].count(pair.true))
+        assert pair.fraction == pytest.approx(pair.n / answers[0].count(pair.true))
 
 
 def test_classes_that_the_model_does_not_know_are_counted_apart() -> None:

@@ -701,16 +701,16 @@ def test_a_layer_among_the_options_is_kept_in_the_file(
 
 def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
     X = blobs[0][:20]
-    found = fitted.ask(X, false_alarm=0.05)
+    found = fitted.predictions(X, false_alarm=0.05)
     assert found.measure == "probability"
     assert found.classes.tolist() == fitted.state_.classes.tolist()
     np.testing.assert_array_equal(found.values, fitted.predict_proba(X))
     np.testing.assert_array_equal(found.novelty, fitted.novelty_score(X))
     np.testing.assert_array_equal(found.unknown, fitted.is_unknown(X))
-    assert fitted.ask(X).unknown is None
+    assert fitted.predictions(X).unknown is None
     features = fitted.encode(X)
     np.testing.assert_array_equal(fitted.predict(features), fitted.predict(X))
-    scores = Learner(None, method="simplecil").fit(part(blobs, 0, 1)).ask(X)
+    scores = Learner(None, method="simplecil").fit(part(blobs, 0, 1)).predictions(X)
     assert (scores.measure, scores.values.shape) == ("score", (20, 2))
 
 
@@ -721,4 +721,4 @@ def test_nan_novelty_counts_as_unknown(
         Classifier, "novelty_score", lambda self, X: np.full(len(X), np.nan)
     )
     assert fitted.is_unknown(blobs[0][:3]).all()
-    assert fitted.ask(blobs[0][:3], false_alarm=0.05).unknown.all()
+    assert fitted.predictions(blobs[0][:3], false_alarm=0.05).unknown.all()

@@ -157,7 +157,7 @@ def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
                 "decision_function",
                 "predict_proba",
                 "novelty_score",
-                "ask",
+                "predictions",
                 "is_unknown",
             )
         ),

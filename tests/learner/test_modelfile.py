@@ -360,7 +360,8 @@ def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(
         *["redo"] * 2,
     ]
     with pytest.raises(
-        ParameterError, match=r"nothing to redo: the latest change of .* is no rollback"
+        ParameterError,
+        match=r"nothing to redo: the latest change of .* is not a rollback",
     ):
         redo(path)
     rollback(path)

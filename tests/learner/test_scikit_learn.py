@@ -98,7 +98,7 @@ def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> 
     other = frame(X, ["girth", *NAMES[1:]])
     for verb, *labels in (
         ("predict",),
-        ("ask",),
+        ("predictions",),
         ("encode",),
         ("evaluate", y),
         ("partial_fit", y),
@@ -190,7 +190,7 @@ def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
         pandas.Index([f"s{n}" for n in range(90)], name="sample")
     )
     learner = small_learner(20).fit(frame, y)
-    answers = learner.ask(frame, false_alarm=0.05)
+    answers = learner.predictions(frame, false_alarm=0.05)
     found = frame.join(answers.to_frame(top=2))
     assert found["nearest_class"].tolist() == learner.predict(X).tolist()
     np.testing.assert_array_equal(
@@ -223,7 +223,7 @@ def test_an_unknown_item_has_no_class_in_a_frame(data: Any, kind: Any) -> None:
     X, y = data
     labels = [kind(label) for label in (y > 0).astype(int).tolist()]
     strange = np.concatenate([X[:5], X[:2] + 500])
-    answers = small_learner(20).fit(X, labels).ask(strange, false_alarm=0.05)
+    answers = small_learner(20).fit(X, labels).predictions(strange, false_alarm=0.05)
     found = answers.to_frame(top=2)
     unknown = found["unknown"].tolist()
     assert unknown[5:] == [True, True]
@@ -241,11 +241,11 @@ def test_an_unknown_item_has_no_class_in_a_frame(data: Any, kind: Any) -> None:
 
 def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:
     X, y = data
-    found = small_learner(20).fit(X, y > 0).ask(X).to_frame(top=9)
+    found = small_learner(20).fit(X, y > 0).predictions(X).to_frame(top=9)
     assert found["class"].dtype == bool
     assert list(found.columns) == ["class", "probability", "class_2", "probability_2"]
     assert found.index.tolist() == list(range(90))
-    scored = Learner(None, "acil", options={"n_units": 20}).fit(X, y).ask(X)
+    scored = Learner(None, "acil", options={"n_units": 20}).fit(X, y).predictions(X)
     assert list(scored.to_frame().columns) == ["class", scored.measure]
     with pytest.raises(
         ParameterError, match="library must be one of 'pandas', 'polars'"
@@ -265,7 +265,7 @@ def test_unreadable_items_have_no_row(tmp_path: Path) -> None:
     (tmp_path / "3.png").write_bytes(b"no image")
     frame = pandas.Series(paths, index=list("abcdefgh"))
     with pytest.warns(DataWarning, match="1 of 8 images could not be read"):
-        found = learner.ask(frame).to_frame()
+        found = learner.predictions(frame).to_frame()
     assert found.index.tolist() == list("abcefgh")
     assert found["class"].tolist() == [0, 1, 0, 0, 1, 0, 1]
 

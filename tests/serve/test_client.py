@@ -79,7 +79,7 @@ def test_predictions_equal_those_of_the_learner(taught: Client, tmp_path: Path) 
     X = np.array([*rows(0, 2, seed=3), [200.0] * 6])
     found = taught.predict("m", rows=X, k=2, false_alarm=0.2)
     model = open_model(taught.download("m", tmp_path / "m.evg"))
-    expected = model.ask(X, false_alarm=0.2)
+    expected = model.predictions(X, false_alarm=0.2)
     assert found.measure == "probability"
     assert found.revision == 4
     assert found.threshold == expected.threshold[0]

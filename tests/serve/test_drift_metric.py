@@ -20,22 +20,24 @@ def test_drifted_samples_raise_the_metric():
     metrics = Metrics()
     calibration = learner.state_.calibration
     value = {"model": "m"}
-    metrics.note_answers(
-        "m", calibration, learner.ask(rows(10, 0.6)[0], false_alarm=0.05)
+    metrics.note_predictions(
+        "m", calibration, learner.predictions(rows(10, 0.6)[0], false_alarm=0.05)
     )
     assert (
-        metrics.registry.get_sample_value("evergrow_drift_share", value) is None
+        metrics.registry.get_sample_value("evergrow_drift_fraction", value) is None
     )  # too few yet
     for noise, low, high in ((0.6, 0.0, 0.4), (2.5, 0.6, 1.0)):
         for _ in range(WINDOW // 50):
-            metrics.note_answers(
-                "m", calibration, learner.ask(rows(10, noise)[0], false_alarm=0.05)
+            metrics.note_predictions(
+                "m",
+                calibration,
+                learner.predictions(rows(10, noise)[0], false_alarm=0.05),
             )
         assert (
             low
-            <= metrics.registry.get_sample_value("evergrow_drift_share", value)
+            <= metrics.registry.get_sample_value("evergrow_drift_fraction", value)
             <= high
         )
-    metrics.note_answers(
-        "m", calibration, learner.ask(rows(10, 0.6)[0])
+    metrics.note_predictions(
+        "m", calibration, learner.predictions(rows(10, 0.6)[0])
     )  # novelty was not asked for

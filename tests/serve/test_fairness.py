@@ -319,13 +319,13 @@ def test_unicode_forms_of_a_model_name_share_their_metrics(api: Api) -> None:
         assert api.post("predict", model="".join(name), **sent).status_code == 200
     metrics = api.client.app.state.service.metrics
     assert (
-        api.client.get("/metrics").text.count("evergrow_drift_share{")
+        api.client.get("/metrics").text.count("evergrow_drift_fraction{")
         == len(metrics._recent)
         == 1
     )
     assert api.client.delete(f"/api/v1/models/K{KELVIN}K").status_code == 204
     assert (
-        api.client.get("/metrics").text.count("evergrow_drift_share{")
+        api.client.get("/metrics").text.count("evergrow_drift_fraction{")
         == len(metrics._recent)
         == 0
     )

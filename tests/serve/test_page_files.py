@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evergrow.serve import app
-from evergrow.tools.strictness import STRICTNESS, USUAL, FilingLimits
+from evergrow.tools.strictness import STRICTNESS, USUAL, AcceptanceLimits
 
 SCRIPTS = sorted((app.PAGE / "script").glob("*.js"))
 STYLES = sorted((app.PAGE / "style").glob("*.css"))
@@ -125,7 +125,7 @@ def test_zips_of_any_size_are_read_and_written(n: int, tmp_path: Path) -> None:
 def test_the_steps_of_strictness_are_those_of_the_command() -> None:
     text = (app.PAGE / "script" / "strictness.js").read_text("utf-8")
     steps = {
-        name: FilingLimits(int(alarm) / 100, int(probability) / 100)
+        name: AcceptanceLimits(int(alarm) / 100, int(probability) / 100)
         for name, alarm, probability in re.findall(
             r"(\w+): \{ falseAlarm: (\d+), probability: (\d+) \}", text
         )

@@ -114,7 +114,7 @@ def test_sort_says_what_its_limits_cost_and_how_many_strangers_it_filed(
         "/models/costs/strictness",
         {"false_alarm": 0.15, "probability": 0.7},
     )
-    assert f"About {round(100 * answer['known_not_filed'])} of 100" in cost
+    assert f"About {round(100 * answer['known_not_accepted'])} of 100" in cost
     estimate = visit.expect(".estimate", "may be strangers").inner_text()
     n_filed = len(titles(visit, FILED))
     assert f"Of the {n_filed} filed images" in estimate
@@ -145,7 +145,7 @@ def test_the_accuracy_tab_says_how_many_unknown_things_would_be_noticed(
     )
     visit.open("#/m/noticed")
     visit.tab("Accuracy")
-    noticed = round(100 * (1 - answer["unknown_filed"]))
+    noticed = round(100 * (1 - answer["unknown_accepted"]))
     visit.expect(".unknown", f"About {noticed} of 100 unknown things would be noticed")
     tools.teach_birds(service, "two species", birds, species[:2])
     visit.open("#/m/two species")

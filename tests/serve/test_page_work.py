@@ -125,14 +125,14 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(
     assert len(table) == 10
     assert sum(row["note"] == "corrected" for row in table) == 3
     assert all(
-        (row["probability"] == "") == (row["place"] in ("unknown", "unreadable"))
+        (row["probability"] == "") == (row["destination"] in ("unknown", "unreadable"))
         for row in table
         if not row["note"]
     )
     archive = zipfile.ZipFile(io.BytesIO(saved(visit, "Folders (zip)")))
     assert archive.testzip() is None
     inside = [name for name in archive.namelist() if name != "sorted.csv"]
-    places = {row["file"].split("/")[-1]: row["place"] for row in table}
+    places = {row["file"].split("/")[-1]: row["destination"] for row in table}
     assert {Path(name).name: Path(name).parent.name for name in inside} == {
         name: place for name, place in places.items() if place != "unreadable"
     }

@@ -13,14 +13,14 @@ from tests.learner.toys import Colours, Letters, write_folder
 from tests.serve.samples import files, png, rows
 
 from evergrow.features import create_backbone, decode_image
-from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
+from evergrow.learner.predictions import Predictions
 from evergrow.serve import Limits
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.problems import Problem
-from evergrow.tools.strictness import FilingLimits, estimate_unknown, expected_rates
+from evergrow.tools.strictness import AcceptanceLimits, estimate_unknown, expected_rates
 
 LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
 
@@ -29,7 +29,7 @@ def test_predictions_equal_those_of_the_learner(api: Any, folder: Path) -> None:
     api.taught("abc", 5)
     X = rows(0, 2, seed=3) + rows(4, 2)
     told = api.post("predict", {"rows": X, "k": 3, "false_alarm": 0.2}).json()
-    expected = open_model(folder / "m.evg").ask(np.asarray(X), false_alarm=0.2)
+    expected = open_model(folder / "m.evg").predictions(np.asarray(X), false_alarm=0.2)
     assert_answers(told["answers"], expected, 1e-12, 1e-9)
     assert [
         answer["unknown"] for answer in told["answers"]
@@ -54,7 +54,7 @@ def test_an_unknown_sample_has_no_label(api: Any) -> None:
 
 
 def assert_answers(
-    told: list[Any], expected: Answers, atol: float, novelty: float
+    told: list[Any], expected: Predictions, atol: float, novelty: float
 ) -> None:
     assert [answer["novelty"] for answer in told] == pytest.approx(
         expected.novelty.tolist(), rel=novelty
@@ -176,7 +176,7 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
     paths = sorted(pictures.rglob("*.png"))
     sent = [("images", (path.name, path.read_bytes(), "image/png")) for path in paths]
     told = api.post("predict", model="pics", files=sent, data={"k": "2"}).json()
-    expected = learner.ask([str(path) for path in paths], false_alarm=0.05)
+    expected = learner.predictions([str(path) for path in paths], false_alarm=0.05)
     assert_answers(told["answers"], expected, 1e-4, 1e-3)
 
 
@@ -230,10 +230,10 @@ class Model:
         self.classes = np.asarray([f"{name}{i}" for i in range(26)])
         self.asked = []
 
-    def predict(self, questions: Any) -> list[Answers]:
+    def predict(self, questions: Any) -> list[Predictions]:
         self.asked.append(sum(map(len, questions)))
         return [
-            Answers(self.classes, rows, "score", np.arange(len(rows)))
+            Predictions(self.classes, rows, "score", np.arange(len(rows)))
             for rows in questions
         ]
 
@@ -367,15 +367,15 @@ def test_strictness_says_what_limits_cost_and_how_many_samples_are_unknown(
     body = {"false_alarm": 0.2, "probability": 0.6, "samples": samples}
     told = api.post("strictness", body).json()
     calibration = open_model(folder / "m.evg").state_.calibration
-    limits = FilingLimits(0.2, 0.6)
+    limits = AcceptanceLimits(0.2, 0.6)
     rates = expected_rates(calibration, limits)
-    assert told["known_not_filed"] == rates.known_not_filed
-    assert told["unknown_filed"] == rates.unknown_filed
+    assert told["known_not_accepted"] == rates.known_not_accepted
+    assert told["unknown_accepted"] == rates.unknown_accepted
     novelty, probability = np.array([list(one.values()) for one in samples]).T
     found = estimate_unknown(calibration, novelty, probability, limits)
     assert found is not None
-    assert told["estimate"]["filed"] == found.filed
-    assert tuple(told["estimate"]["filed_interval"]) == found.filed_interval
+    assert told["estimate"]["accepted"] == found.accepted
+    assert tuple(told["estimate"]["accepted_interval"]) == found.accepted_interval
     assert api.post("strictness", {}).json()["estimate"] is None
     assert api.post("strictness", {"false_alarm": 0}).status_code == 422
 
@@ -383,6 +383,11 @@ def test_strictness_says_what_limits_cost_and_how_many_samples_are_unknown(
 def test_strictness_of_a_model_without_calibration_is_null(api: Any) -> None:
     api.taught("ab", 1)
     told = api.post("strictness", {}).json()
-    assert told["known_not_filed"] is told["unknown_filed"] is told["estimate"] is None
+    assert (
+        told["known_not_accepted"]
+        is told["unknown_accepted"]
+        is told["estimate"]
+        is None
+    )
     answers = api.post("predict", {"rows": rows(0, 1)}).json()["answers"]
     assert answers[0]["familiarity"] is None

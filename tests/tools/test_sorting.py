@@ -28,7 +28,7 @@ from evergrow.core.errors import (
     PathError,
 )
 from evergrow.core.files import locked
-from evergrow.learner.answers import Answers
+from evergrow.learner.predictions import Predictions
 from evergrow.tools import file_moves, sorting
 from evergrow.tools.file_moves import folder_name, folder_names
 from evergrow.tools.sorting import (
@@ -54,9 +54,9 @@ class Reader:
             calibration=SimpleNamespace(n=0),
         )
 
-    def ask(
+    def predictions(
         self, items: Any, *, false_alarm: float | None, on_error: str = "raise"
-    ) -> Answers:
+    ) -> Predictions:
         values = []
         rows = []
         failures = []
@@ -85,7 +85,7 @@ class Reader:
             "unknown": np.array(unknown),
             "threshold": np.zeros(len(rows)),
         }
-        return Answers(
+        return Predictions(
             self.state_.classes,
             np.array(values),
             "probability",
@@ -161,7 +161,7 @@ def test_every_image_goes_to_its_folder_and_back(
     out = tmp_path / "out"
     rows = sort_folder(Reader(), photos, out, how)
     assert texts(out) == SORTED
-    assert {Path(row.file).name: row.note for row in rows if not row.place} == {
+    assert {Path(row.file).name: row.note for row in rows if not row.destination} == {
         "broken.png": "no image"
     }
     left = {"broken.png", "notes.txt", ".hidden/h.png"}
@@ -188,7 +188,7 @@ def test_every_image_goes_to_its_folder_and_back(
         table["b/strange.jpg"]["probability"],
     ) == ("", "")
     after = tree(tmp_path)
-    assert [row.place for row in sort_folder(Reader(), photos, out, how)] == [
+    assert [row.destination for row in sort_folder(Reader(), photos, out, how)] == [
         ""
     ]  # a second time: only what is broken
     assert tree(tmp_path).keys() == after.keys()
@@ -216,7 +216,7 @@ def test_new_images_are_added_and_classes_keep_their_folders(
         photos, {"new.png": "CAT,1", "c/1.png": "cat,1", "1.png": "cat,0.901"}
     )  # the last one is another by now
     rows = sort_folder(Reader("CAT", "cat", "dog", "dog/"), photos, out, "copy")
-    assert {row.place for row in rows} == {
+    assert {row.destination for row in rows} == {
         "CAT-2/new.png",
         "cat/1-3.png",
         "cat/1-4.png",
@@ -229,7 +229,7 @@ def test_new_images_are_added_and_classes_keep_their_folders(
         "cat/1-4.png": "cat,1",
     }
     (kept,) = undo_sort(out / TABLE)
-    assert (kept.place, kept.note) == (
+    assert (kept.destination, kept.note) == (
         "cat/1.png",
         "it was changed, or its original is gone",
     )
@@ -256,13 +256,15 @@ def test_an_archive_is_sorted_by_copies_and_undone(
     out = tmp_path / "out"
     rows = sort_folder(Reader(), archive, out, "copy")
     assert texts(out) == SORTED
-    assert [Path(row.file).name for row in rows if not row.place] == ["broken.png"]
+    assert [Path(row.file).name for row in rows if not row.destination] == [
+        "broken.png"
+    ]
     again = sort_folder(Reader(), archive, out, "copy")
-    assert [row.place for row in again] == [""]
+    assert [row.destination for row in again] == [""]
     assert texts(out) == SORTED
     (out / "cat" / "1.png").write_text("changed")
     (kept,) = undo_sort(out / TABLE)
-    assert (kept.place, kept.note) == ("cat/1.png", "it was changed")
+    assert (kept.destination, kept.note) == ("cat/1.png", "it was changed")
     assert texts(out) == {"cat/1.png": "changed"}
     assert tree(photos) == before
 
@@ -355,22 +357,22 @@ def test_a_class_of_any_name_stays_inside(
     before = tree(tmp_path)
     reader = Reader(name, "cat")
 
-    def ask(items: Any, *, false_alarm: float, on_error: str) -> Answers:
-        return Answers(
+    def predictions(items: Any, *, false_alarm: float, on_error: str) -> Predictions:
+        return Predictions(
             reader.state_.classes,
             np.array([[1.0, 0], [0, 1]]),
             "probability",
             np.arange(2),
         )
 
-    monkeypatch.setattr(reader, "ask", ask, raising=False)
+    monkeypatch.setattr(reader, "predictions", predictions, raising=False)
     (first, second) = sort_folder(reader, tmp_path / "photos", tmp_path / "out", "move")
     assert (
-        first.place
+        first.destination
         == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.state_.classes[0])]}/1.png"
     )
-    assert second.place == "cat/2.png"
-    assert set(texts(tmp_path / "out")) == {first.place, second.place}
+    assert second.destination == "cat/2.png"
+    assert set(texts(tmp_path / "out")) == {first.destination, second.destination}
     assert undo_sort(tmp_path / "out" / TABLE) == []
     assert tree(tmp_path) == before
 
@@ -385,7 +387,7 @@ def test_links_in_the_folder_are_left_alone(photos: Path, tmp_path: Path) -> Non
     before = tree(elsewhere)
     rows = sort_folder(Reader(), photos, tmp_path / "out", "move")
     assert texts(tmp_path / "out") == SORTED
-    assert {Path(row.file).name for row in rows if not row.place} == {
+    assert {Path(row.file).name for row in rows if not row.destination} == {
         "broken.png",
         "file.png",
     }
@@ -486,13 +488,17 @@ def test_files_that_come_or_go_meanwhile(
         os.path.relpath(row.file, photos): row
         for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
     }
-    assert (rows["1.png"].place, rows["1.png"].note) == ("", "it is no longer there")
+    assert (rows["1.png"].destination, rows["1.png"].note) == (
+        "",
+        "it is no longer there",
+    )
     assert "another file is at" in rows["a/1.png"].note
     assert (photos / "a/1.png").read_text() == "cat,0.95"
     assert (tmp_path / "out/cat/1-2.png").read_text() == "another"
     monkeypatch.undo()
     assert {
-        row.place for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
+        row.destination
+        for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
     } == {"", "cat/1.png"}
 
 
@@ -647,7 +653,7 @@ def test_a_table_of_a_stranger_is_refused_whole(
     table.write_text(body.replace(old, new))
     before = tree(tmp_path)
     with pytest.raises(
-        FileFormatError, match=r"sorted\.csv is no table of a sort, or was damaged"
+        FileFormatError, match=r"sorted\.csv is not a table of a sort, or was damaged"
     ):
         undo_sort(table)
     assert tree(tmp_path) == before
@@ -675,15 +681,15 @@ def test_what_was_changed_since_stays_and_stays_listed(
     sort_folder(Reader(), photos, out, "move")
     (out / "cat/1.png").unlink()
     write(photos, {"a/IMG.png": "another"})
-    kept = {row.place: row.note for row in undo_sort(out / TABLE)}
+    kept = {row.destination: row.note for row in undo_sort(out / TABLE)}
     assert kept.keys() == {"cat/1.png", "dog/IMG.png"}
     assert kept["cat/1.png"] == "it is no longer there"
     assert "another file is at" in kept["dog/IMG.png"]
     assert texts(out) == {"dog/IMG.png": "dog,0.99"}
-    assert {row.place for row in read_sort_table(out / TABLE)} == kept.keys()
+    assert {row.destination for row in read_sort_table(out / TABLE)} == kept.keys()
     (photos / "a/IMG.png").unlink()
     (kept_again,) = undo_sort(out / TABLE)
-    assert kept_again.place == "cat/1.png"
+    assert kept_again.destination == "cat/1.png"
     assert (photos / "a/IMG.png").read_text() == "dog,0.99"
 
 
@@ -703,7 +709,7 @@ def test_undo_keeps_files_of_a_folder_renamed_to_the_original(tmp_path: Path) ->
     (tmp_path / "out").rename(photos)
     kept = undo_sort(photos / TABLE)
     assert texts(photos) == BY_CLASS
-    assert {row.place for row in kept} == BY_CLASS.keys()
+    assert {row.destination for row in kept} == BY_CLASS.keys()
 
 
 def test_undo_keeps_moved_files_of_a_folder_renamed_to_the_original(
@@ -738,7 +744,7 @@ def test_undo_keeps_files_behind_a_link_back(
         BY_CLASS.values()
     )
     for row in kept:
-        assert (out / row.place).read_text() == BY_CLASS[row.place]
+        assert (out / row.destination).read_text() == BY_CLASS[row.destination]
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -762,7 +768,7 @@ def test_resuming_a_move_onto_itself_keeps_the_files(
     else:
         (out / TABLE).rename(photos / TABLE)
         rows = sort_folder(Reader(), photos / "cat", photos, "move")
-    assert not any(row.place for row in rows)
+    assert not any(row.destination for row in rows)
     assert texts(photos) == BY_CLASS
 
 
@@ -802,9 +808,9 @@ def test_a_hard_link_with_two_names_is_undone(photos: Path, tmp_path: Path) -> N
     out = tmp_path / "out"
     sort_folder(Reader(), photos, out, "copy")
     for row in read_sort_table(out / TABLE):
-        if row.place:
-            (out / row.place).unlink()
-            os.link(row.file, out / row.place)
+        if row.destination:
+            (out / row.destination).unlink()
+            os.link(row.file, out / row.destination)
     assert undo_sort(out / TABLE) == []
     assert tree(tmp_path) == before
 
@@ -820,7 +826,7 @@ def test_a_copy_of_the_same_size_and_times_but_other_content_stays(
     copy.write_text("cat,0.8")
     os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
     (kept,) = undo_sort(out / TABLE)
-    assert kept.place == "cat/1.png"
+    assert kept.destination == "cat/1.png"
     assert copy.read_text() == "cat,0.8"
 
 
@@ -927,7 +933,7 @@ def test_what_an_undo_kept_can_be_sorted_again(photos: Path, tmp_path: Path) -> 
     (kept,) = undo_sort(out / TABLE)
     assert kept.state == "done"
     rows = sort_folder(Reader(), photos, out, "copy")
-    assert {row.place for row in rows} == {*SORTED, ""} - {"cat/1.png"}
+    assert {row.destination for row in rows} == {*SORTED, ""} - {"cat/1.png"}
 
 
 # -- names -----------------------------------------------------------------------------
@@ -967,7 +973,7 @@ def test_any_name_of_a_file_is_sorted_resumed_and_undone(
         with pytest.raises(PathError, match="20 of"):
             sort_folder(Reader(), photos, out, how)
     rows = sort_folder(Reader(), photos, out, how)
-    assert all(row.place for row in rows)
+    assert all(row.destination for row in rows)
     n_files = sum(value is not None for value in before.values())
     assert len(texts(out)) == n_files
     table = read_sort_table(out / TABLE)
@@ -985,11 +991,11 @@ def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
     answers = {f"{number}.png": name for number, name in enumerate(names)}
 
     class Named(Reader):
-        def ask(self, items: Any, **settings: Any) -> Answers:
+        def predictions(self, items: Any, **settings: Any) -> Predictions:
             columns = [
                 names.index(answers[items.name(row)]) for row in range(len(items))
             ]
-            return Answers(
+            return Predictions(
                 self.state_.classes,
                 np.eye(len(names))[columns],
                 "probability",
@@ -1022,12 +1028,12 @@ def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
         ("folder", "photos"),
         ("folder", "{folder}/.."),
         ("folder", "{folder}/"),
-        ("place", "cat/..png/../1.png"),
-        ("place", "/1.png"),
-        ("place", "cat/"),
-        ("place", "cat/run.sh"),
-        ("place", "cat/\\x2f.png"),
-        ("place", ""),
+        ("destination", "cat/..png/../1.png"),
+        ("destination", "/1.png"),
+        ("destination", "cat/"),
+        ("destination", "cat/run.sh"),
+        ("destination", "cat/\\x2f.png"),
+        ("destination", ""),
         ("how", ""),
         ("state", "left"),
         ("size", "9" * 5000),
@@ -1041,7 +1047,7 @@ def test_a_row_that_leaves_its_folders_moves_nothing(
     sort_folder(Reader(), photos, out, "move")
     with open(out / TABLE, newline="") as file:
         rows = list(csv.DictReader(file))
-    row = next(row for row in rows if row["place"])
+    row = next(row for row in rows if row["destination"])
     row[column] = value.replace("{folder}", str(photos))
     with open(out / TABLE, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
@@ -1052,7 +1058,9 @@ def test_a_row_that_leaves_its_folders_moves_nothing(
         partial(undo_sort, out / TABLE),
         partial(sort_folder, Reader(), photos, out, "move"),
     ):
-        with pytest.raises(FileFormatError, match="no table of a sort, or was damaged"):
+        with pytest.raises(
+            FileFormatError, match="not a table of a sort, or was damaged"
+        ):
             call()
         assert tree(tmp_path) == before
 
@@ -1107,7 +1115,7 @@ def test_images_in_the_folder_of_their_class_stay(tmp_path: Path) -> None:
     before = tree(tmp_path)
     rows = sort_folder(Reader(), out / "unknown", out, "move")
     assert texts(out) == {"cat/1.png": "cat,1", "unknown/2.png": "strange,1"}
-    assert [row.note for row in rows if not row.place] == [
+    assert [row.note for row in rows if not row.destination] == [
         "it is in its folder already"
     ]
     assert undo_sort(out / TABLE) == []

@@ -9,7 +9,7 @@ from evergrow import Learner
 from evergrow.core.errors import ParameterError
 from evergrow.tools.strictness import (
     STRICTNESS,
-    FilingLimits,
+    AcceptanceLimits,
     estimate_unknown,
     expected_rates,
     limits_of,
@@ -39,14 +39,14 @@ def test_a_single_class_is_answered_with_familiarity() -> None:
     learner = Learner(None, options={"n_units": 60}, device="cpu")
     learner.fit(X[y == 3], y[y == 3])
     fresh, z = clouds(100, seed=1)
-    known = learner.ask(fresh[z == 3], false_alarm=0.05)
+    known = learner.predictions(fresh[z == 3], false_alarm=0.05)
     assert known.measure == learner.measure_ == "familiarity"
     calibration = learner.state_.calibration
     expected = calibration.familiarity(learner.novelty_score(fresh[z == 3]))
     np.testing.assert_array_equal(known.values[:, 0], expected)
     # Familiarity of known samples is about uniform; that of others is near 0.
     assert 0.35 < known.values.mean() < 0.65
-    others = learner.ask(fresh[z == 5], false_alarm=0.05)
+    others = learner.predictions(fresh[z == 5], false_alarm=0.05)
     assert others.values.mean() < 0.1
     # Only the limit of novelty holds, not that of probability.
     threshold = learner.state_.threshold(STRICTNESS["some"].false_alarm)
@@ -55,18 +55,18 @@ def test_a_single_class_is_answered_with_familiarity() -> None:
     np.testing.assert_array_equal(unsure, ~(known.novelty <= threshold))
     assert unsure.mean() < 0.3
     learner.partial_fit(X[y == 5], y[y == 5])
-    assert learner.ask(fresh[:9], false_alarm=0.05).measure == "probability"
+    assert learner.predictions(fresh[:9], false_alarm=0.05).measure == "probability"
 
 
 def test_a_single_sample_has_neither_probability_nor_familiarity() -> None:
     X, y = clouds(2, seed=0)
     learner = Learner(None, options={"n_units": 60}, device="cpu").fit(X[:1], y[:1])
-    answers = learner.ask(X)
-    assert answers.measure == "score"
-    assert unsure_predictions(learner.state_.calibration, answers) is None
+    found = learner.predictions(X)
+    assert found.measure == "score"
+    assert unsure_predictions(learner.state_.calibration, found) is None
 
 
-def filed(learner: Learner, X: np.ndarray, limits: FilingLimits) -> np.ndarray:
+def accepted(learner: Learner, X: np.ndarray, limits: AcceptanceLimits) -> np.ndarray:
     threshold = learner.state_.threshold(limits.false_alarm)
     is_certain = learner.predict_proba(X).max(axis=1) >= limits.probability
     return is_certain & (learner.novelty_score(X) <= threshold)
@@ -82,11 +82,11 @@ def test_expected_rates_agree_with_new_samples(strictness: str) -> None:
         known = np.random.default_rng(seed).permutation(N_CLASSES)[:12]
         learner = fitted(known)
         rates = expected_rates(learner.state_.calibration, limits)
-        expected.append((rates.known_not_filed, rates.unknown_filed))
+        expected.append((rates.known_not_accepted, rates.unknown_accepted))
         is_known = np.isin(y, known)
-        is_filed = filed(learner, X, limits)
-        is_right = is_filed & (learner.predict(X) == y)
-        measured.append((1 - is_right[is_known].mean(), is_filed[~is_known].mean()))
+        is_accepted = accepted(learner, X, limits)
+        is_right = is_accepted & (learner.predict(X) == y)
+        measured.append((1 - is_right[is_known].mean(), is_accepted[~is_known].mean()))
     assert np.mean(expected, axis=0) == pytest.approx(
         np.mean(measured, axis=0), abs=0.1
     )
@@ -115,10 +115,10 @@ def test_intervals_contain_the_number_of_unknown_samples(n_unknown: int) -> None
             limits,
         )
         assert found is not None
-        is_filed = filed(learner, X[heap], limits)
-        n_filed = int((is_filed & ~is_known[heap]).sum())
-        low, high = found.filed_interval
-        n_right += low <= n_filed <= high
+        is_accepted = accepted(learner, X[heap], limits)
+        n_accepted = int((is_accepted & ~is_known[heap]).sum())
+        low, high = found.accepted_interval
+        n_right += low <= n_accepted <= high
     assert n_right >= 5
 
 
@@ -126,7 +126,7 @@ def test_few_classes_give_no_estimate_of_unknown_samples() -> None:
     learner = fitted(np.arange(3))
     calibration = learner.state_.calibration
     rates = expected_rates(calibration, STRICTNESS["some"])
-    assert rates.unknown_filed is None
+    assert rates.unknown_accepted is None
     novelty = learner.novelty_score(clouds(1, seed=1)[0])
     found = estimate_unknown(
         calibration, novelty, np.ones(len(novelty)), STRICTNESS["some"]
@@ -140,7 +140,7 @@ def test_later_classes_give_an_estimate() -> None:
     rows = np.isin(y, range(3, 8))
     learner.partial_fit(X[rows], y[rows])
     rates = expected_rates(learner.state_.calibration, STRICTNESS["some"])
-    assert rates.unknown_filed is not None
+    assert rates.unknown_accepted is not None
 
 
 def test_no_samples_give_no_estimate() -> None:

@@ -130,16 +130,17 @@ def test_copies_of_one_sample_are_one_group():
 
 def test_unchanged_samples_raise_few_alarms_and_others_do(drawn, learner):
     shares = [
-        tools.drift(learner, drawn(15, KNOWN, seed)[0]).share for seed in range(10, 20)
+        tools.drift(learner, drawn(15, KNOWN, seed)[0]).fraction
+        for seed in range(10, 20)
     ]
     assert np.mean(shares) < 0.12
     X, y = drawn(15, KNOWN, seed=20)
     noise = np.random.default_rng(0).normal(size=X.shape)
-    assert tools.drift(learner, X + 1.5 * noise).share > 0.8
+    assert tools.drift(learner, X + 1.5 * noise).fraction > 0.8
     wrong = tools.drift(learner, X, np.roll(y, 15))
-    assert wrong.share > 0.9
+    assert wrong.fraction > 0.9
     assert wrong.classes[0].changed
-    assert tools.drift(learner, X, y).share < 0.3
+    assert tools.drift(learner, X, y).fraction < 0.3
     with pytest.raises(InputError, match="nothing can be tested"):
         tools.drift(learner, X[::15])
 

@@ -93,7 +93,7 @@ def test_links_and_pipes_stay_and_lead_nowhere(tmp_path: Path) -> None:
         wait_for(lambda: (out / "cat" / "a\nb.png").exists())
     assert texts(out) == {"cat/a\nb.png": "cat,1"}
     assert texts(secret) == {"s.png": "cat,1"}
-    assert {os.path.basename(row.file) for row in rows if not row.place} == {
+    assert {os.path.basename(row.file) for row in rows if not row.destination} == {
         "bad.png",
         "s.png",
     }

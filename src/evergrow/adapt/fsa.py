@@ -45,7 +45,7 @@ def adaptation_config(adapt: Any) -> FsaConfig | FineTuneConfig | None:
     ----------
     adapt : None, str, FsaConfig, FineTuneConfig or mapping
         ``"auto"`` or ``"full"`` for fine-tuning, the name of a tuner to be trained with
-        RanPAC's protocol, or settings, also as plain values. None is no adaptation.
+        RanPAC's protocol, or settings, also as plain values. None turns adaptation off.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def adaptation_config(adapt: Any) -> FsaConfig | FineTuneConfig | None:
     Raises
     ------
     ParameterError
-        If `adapt` has another type, or is no tuner for first-session adaptation.
+        If `adapt` has another type, or is not a tuner for first-session adaptation.
 
     Examples
     --------

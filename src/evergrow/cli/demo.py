@@ -21,7 +21,7 @@ SIDE = 96
 
 N_LEARNED = 12
 N_TEST = 8
-N_STRANGE = 16
+N_UNKNOWN = 16
 """Images per class in the folders to learn, in the test set, and of other shapes."""
 
 _SCALE = 4  # shapes are drawn larger and then reduced, for smooth edges
@@ -78,16 +78,17 @@ SHAPES: dict[str, tuple[Outline, ...]] = {
 
 _FIRST = ("circle", "cross", "heart", "moon", "star")
 _LATER = ("ring", "square", "triangle")
-_STRANGE = ("arrow", "house")
+_UNKNOWN = ("arrow", "house")
 
 
 @command("demo")
 def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
     """Write images of drawn shapes, one folder per class, to try the commands on.
 
-    Colour, size, place and tilt vary. The folders first (circle, cross, heart, moon and
-    star) and later (ring, square and triangle) are to be learned, test has other images
-    of these shapes, and strange has arrow and house as unknown classes.
+    Colour, size, position and tilt vary. The folders first (circle, cross, heart, moon
+    and star) and later (ring, square and triangle) are to be learned. The folder test
+    has other images of these shapes, and unknown has two shapes not to learn: arrow
+    and house.
 
     For example:
 
@@ -99,7 +100,7 @@ def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
         New or empty folder to write to.
     """
     check_new_folder(pictures)
-    counts = dict.fromkeys(("first", "later", "strange", "test"), 0)
+    counts = dict.fromkeys(("first", "later", "unknown", "test"), 0)
     for name in SHAPES:
         for part, numbers in _parts_of(name).items():
             folder = pictures / part / name
@@ -117,14 +118,14 @@ def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
 
 def _parts_of(name: str) -> dict[str, range]:
     """Return the folders that have images of a shape, and the numbers of the images."""
-    if name in _STRANGE:
-        return {"strange": range(N_STRANGE)}
+    if name in _UNKNOWN:
+        return {"unknown": range(N_UNKNOWN)}
     part = "first" if name in _FIRST else "later"
     return {part: range(N_LEARNED), "test": range(N_LEARNED, N_LEARNED + N_TEST)}
 
 
 def draw_shape(name: str, number: int) -> Image.Image:
-    """Draw a shape in random colours, with a random size, place and tilt.
+    """Draw a shape in random colours, with a random size, position and tilt.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ def _evaluation_lines(result: Evaluation) -> list[str]:
     if result.confused:
         right = ["times", "of the class"]
         pairs = [
-            [pair.true, pair.predicted, str(pair.n), percent(pair.share)]
+            [pair.true, pair.predicted, str(pair.n), percent(pair.fraction)]
             for pair in result.confused[:_MAX_ROWS]
         ]
         lines += ["", *table(["class", "predicted", *right], pairs, right)]

@@ -17,7 +17,7 @@ from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.data.items import Items
-    from evergrow.learner.evaluation import ClassScore, Evaluation, SampleAnswers
+    from evergrow.learner.evaluation import ClassScore, EvaluatedSamples, Evaluation
 
 SHOWN = 240
 """Maximum number of wrong answers on a page, which limits its size."""
@@ -130,13 +130,13 @@ def sort_by_recall(scores: Sequence[ClassScore]) -> list[ClassScore]:
 
 
 def _wrong_answers(
-    samples: SampleAnswers | None, indices: dict[str, int]
+    samples: EvaluatedSamples | None, indices: dict[str, int]
 ) -> dict[str, Any]:
     """Return the template variables of the wrong answers.
 
     Parameters
     ----------
-    samples : SampleAnswers or None
+    samples : EvaluatedSamples or None
         True and predicted classes of the tested samples, if the evaluation kept them.
     indices : dict of str to int
         Rows of the confusion matrix by class.

@@ -22,7 +22,7 @@ from evergrow.cli.registry import command
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
     from evergrow.learner.snapshot import Change
-    from evergrow.tools.comparison import ChangedAnswer, Comparison
+    from evergrow.tools.comparison import ChangedPrediction, Comparison
 
 _MAX_ROWS = 20  # of a table without --full
 _MAX_CHANGES = 10  # that `inspect` lists without --full
@@ -385,7 +385,7 @@ def _accuracy_lines(found: Comparison, *, full: bool) -> list[str]:
     ]
 
 
-def _verdict(entry: ChangedAnswer) -> str:
+def _verdict(entry: ChangedPrediction) -> str:
     """Return whether a changed prediction became right or wrong."""
     if entry.second == entry.label:
         return "now right"

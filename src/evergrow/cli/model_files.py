@@ -467,8 +467,8 @@ def strictness_lines(
     least: float | None = None,
     *,
     samples: str = "samples",
-    not_filed: str = "are unsure or unknown",
-    filed: str = "get a class",
+    unaccepted: str = "are unsure or unknown",
+    accepted: str = "get a class",
 ) -> list[str]:
     """Return a line on what ``--strangers`` costs, or nothing without calibration.
 
@@ -482,7 +482,7 @@ def strictness_lines(
         Another limit of probability.
     samples : str
         What the samples are.
-    not_filed, filed : str
+    unaccepted, accepted : str
         What becomes of samples beyond and within the limits.
     """
     from evergrow.tools.strictness import expected_rates, limits_of
@@ -493,12 +493,12 @@ def strictness_lines(
     rates = expected_rates(calibration, limits_of(strangers, least))
     line = (
         f"--strangers {strangers}: of 100 {samples} of learned classes about "
-        f"{round(100 * rates.known_not_filed)} {not_filed}"
+        f"{round(100 * rates.known_not_accepted)} {unaccepted}"
     )
-    if rates.unknown_filed is not None:
+    if rates.unknown_accepted is not None:
         line += (
             f"; of 100 {samples} of other classes about "
-            f"{round(100 * rates.unknown_filed)} {filed}"
+            f"{round(100 * rates.unknown_accepted)} {accepted}"
         )
     return [line]
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from evergrow.data import DataOptions
     from evergrow.engine.job import JobReport
-    from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
+    from evergrow.learner.predictions import Predictions
 
 
 @command("predict", panel="Predict and inspect")
@@ -135,7 +135,7 @@ def predict_command(
         )
 
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
-    found = learner.ask(samples, false_alarm=alarm)
+    found = learner.predictions(samples, false_alarm=alarm)
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
     rows = prediction_rows(found, names, top, unsure)
     if format == "table" and found.measure == "probability":
@@ -236,7 +236,7 @@ def _sharded_answer(model: Path, folder: str, report: JobReport) -> Answer:
 
 
 def prediction_rows(
-    found: Answers,
+    found: Predictions,
     names: Sequence[str],
     top: int,
     unsure: NDArray[np.bool_] | None = None,
@@ -245,7 +245,7 @@ def prediction_rows(
 
     Parameters
     ----------
-    found : Answers
+    found : Predictions
         Predictions of a learner.
     names : sequence of str
         Display names of all samples, readable or not.
@@ -258,7 +258,7 @@ def prediction_rows(
     -------
     list of dict
         ``item``, ``class``, its ``probability`` (or another measure of
-        :class:`Answers`) and ``top``, the likeliest classes with their values. If
+        :class:`Predictions`) and ``top``, the likeliest classes with their values. If
         novelty was measured also ``unknown``, ``novelty``, ``threshold`` and
         ``nearest``, the likeliest class with its value; class and value of an unknown
         sample are None.
@@ -377,7 +377,7 @@ def _review_lines(
     format: str,
     learner: Learner,
     samples: NamedSamples,
-    found: Answers,
+    found: Predictions,
     unsure: NDArray[np.bool_] | None,
     *,
     title: str,
@@ -393,7 +393,7 @@ def _review_lines(
         Supplies the kind of the samples.
     samples : (object, list of str)
         Samples and display names, from :func:`~evergrow.cli.samples.read_samples`.
-    found : Answers
+    found : Predictions
         The predictions.
     unsure : ndarray of bool or None
         Which of them are unsure.

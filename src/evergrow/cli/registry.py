@@ -52,7 +52,6 @@ _BOOLEANS = {
 _LIBRARY_NAMES = {
     "n_units": "units",
     "random_state": "seed",
-    "novel_fraction": "unknown_share",
     "n_groups": "groups",
 }
 """Parameters of the library that an option sets under another name."""

@@ -145,7 +145,7 @@ def sort_command(
 
     learner = load_model(model, image_options)
     rows, notes = _sort_once(learner, folder, into, mode, settings, image_options)
-    notes += _doubts(learner, rows, strangers, least)
+    notes += _expected_errors(learner, rows, strangers, least)
     return _answer(folder, rows, notes, None if mode is None else into / TABLE)
 
 
@@ -180,7 +180,7 @@ def _sort_once(
             rows = sort_folder(
                 learner, folder, into, mode, progress=progress, **settings
             )
-        n_sorted = sum(bool(row.place) for row in rows)
+        n_sorted = sum(bool(row.destination) for row in rows)
         notes = [f"{plural(n_sorted, 'file')} sorted, listed in {table_path}"]
     else:
         rows = plan_sort(learner, folder, into, **settings, earlier=earlier)
@@ -281,9 +281,11 @@ def _watch(
     note_line(f"watching {folder}; Ctrl-C ends it")
     with _ended_by_signals():
         for rows in sort_continuously(load, folder, into, mode, **settings):
-            new_left = [row for row in rows if not row.place and row.file not in left]
+            new_left = [
+                row for row in rows if not row.destination and row.file not in left
+            ]
             left |= {row.file: row.note for row in new_left}
-            groups = Counter(row.group for row in rows if row.place)
+            groups = Counter(row.group for row in rows if row.destination)
             counts += groups
             if new_left:
                 n_left = plural(len(new_left), "file")
@@ -323,13 +325,13 @@ def _ended_by_signals() -> Iterator[None]:
 # -- what is printed -------------------------------------------------------------------
 
 
-def _doubts(
+def _expected_errors(
     learner: Learner,
     rows: Sequence[SortedFile],
     strangers: str,
     least: float | None,
 ) -> list[str]:
-    """Return what the limits cost, and how many sorted images may be of no class."""
+    """Return lines with the error rates of the limits and the estimated errors."""
     from evergrow.tools.sorting import estimate_unknown_files
 
     lines = strictness_lines(
@@ -337,18 +339,18 @@ def _doubts(
         strangers,
         least,
         samples="images",
-        not_filed="go to unsure or unknown",
-        filed="are sorted into a class",
+        unaccepted="go to unsure or unknown",
+        accepted="are sorted into a class",
     )
     if not lines:
         return []
     found = estimate_unknown_files(learner, rows, strangers=strangers, least=least)
     if found is not None:
-        n_filed = sum(bool(row.place and not row.note) for row in rows)
-        low, high = found.filed_interval
+        n_sorted = sum(bool(row.destination and not row.note) for row in rows)
+        low, high = found.accepted_interval
         lines.append(
-            f"about {round(found.filed)} ({round(low)} to {round(high)}) of the "
-            f"{plural(n_filed, 'image')} sorted into classes may be of other classes"
+            f"about {round(found.accepted)} ({round(low)} to {round(high)}) of the "
+            f"{plural(n_sorted, 'image')} sorted into classes may be of other classes"
         )
     return lines
 

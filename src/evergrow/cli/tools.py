@@ -33,7 +33,7 @@ def suggest_command(
     model: options.ModelFile,
     data: Unlabelled,
     n: Annotated[int, typer.Option("--number", "-n", min=1)] = 20,
-    unknown_share: Annotated[float, typer.Option(min=0, max=1)] = 0.2,
+    novel_fraction: Annotated[float, typer.Option(min=0, max=1)] = 0.2,
     learned: str | None = None,
     out: Annotated[Path | None, typer.Option("-o")] = None,
     copy: Path | None = None,
@@ -62,7 +62,7 @@ def suggest_command(
     ----------
     n
         Number of suggestions.
-    unknown_share
+    novel_fraction
         Fraction of suggestions that look unknown; 0 suggests by uncertainty only.
     learned : DATA
         Data that has labels already; its near-duplicates are not suggested.
@@ -81,7 +81,7 @@ def suggest_command(
         labelled, _ = read_samples(learner.state_.kind, [learned], columns=columns)
     features = learner.encode(samples)
     found = tools.suggest(
-        learner, features, n, novel_fraction=unknown_share, labelled=labelled
+        learner, features, n, novel_fraction=novel_fraction, labelled=labelled
     )
     items = [names[row] for row in found.rows]
     reasons = [
@@ -238,7 +238,7 @@ def drift_command(
     ]
     values = {
         "model": str(model),
-        "share": found.share,
+        "fraction": found.fraction,
         "false_alarm": false_alarm,
         "untested": found.untested,
         "classes": [vars(entry) for entry in found.classes],

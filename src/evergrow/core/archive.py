@@ -475,7 +475,7 @@ def parse_json(text: str | bytes, name: str) -> Any:
     >>> parse_json('{"n": NaN}', "run.json")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.FileFormatError: run.json is no whole JSON: numbers must be ...
+    evergrow.core.errors.FileFormatError: run.json is not valid JSON: numbers ...
     """
     try:
         return shallow(
@@ -487,7 +487,7 @@ def parse_json(text: str | bytes, name: str) -> Any:
             )
         )
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{name} is no whole JSON: {error}") from error
+        raise FileFormatError(f"{name} is not valid JSON: {error}") from error
 
 
 def _reject_constant(word: str) -> NoReturn:

@@ -48,7 +48,7 @@ def check_number(
     value : object
         The value. Booleans are not numbers.
     low, high : float, optional
-        Bounds. None is no bound.
+        Bounds. None means unbounded.
     low_open, high_open : bool
         Whether the bound itself is excluded.
     integer : bool

@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 UNSURE = "unsure"
 """Folders of unknown images, and of predictions outside of the limits."""
 
-_NEEDED = ("answer", "place", "note")
+_NEEDED = ("answer", "destination", "note")
 """Columns of the table that this module reads."""
 
 _HEADER_BYTES = 1000
@@ -92,11 +92,11 @@ def _folders_of_table(tree: Tree) -> tuple[dict[str, str], set[str]]:
     try:
         lines = read_csv_rows(tree.text(TABLE), tree.display_name(TABLE))
         _, header = next(lines, (0, []))
-        answer, place, note = [header.index(column) for column in _NEEDED]
+        answer, destination, note = [header.index(column) for column in _NEEDED]
         for _, cells in lines:
             if not cells:
                 continue
-            folder = posixpath.dirname(exact_text(cells[place]))
+            folder = posixpath.dirname(exact_text(cells[destination]))
             if cells[note] and folder:
                 doubtful.add(folder)
             elif folder:

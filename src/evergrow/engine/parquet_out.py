@@ -20,7 +20,7 @@ from evergrow.core.files import atomic_path
 from evergrow.core.record import from_values, to_values
 from evergrow.data.parquet import WIDTHS
 from evergrow.engine.job import ShardReport
-from evergrow.learner.answers import Answers
+from evergrow.learner.predictions import Predictions
 
 _REPORT = b"evergrow.report"
 """Key of the shard's report in the metadata of a file."""
@@ -92,11 +92,11 @@ def write_features(
     _write(path, columns, group_rows, compression, report, metadata)
 
 
-def write_answers(
+def write_predictions(
     path: Path,
     *,
     names: Sequence[str],
-    answers: Answers,
+    predictions: Predictions,
     labels: NDArray[np.str_] | None = None,
     top: int = 1,
     unsure: NDArray[np.bool_] | None = None,
@@ -115,8 +115,8 @@ def write_answers(
     path : Path
         The file.
     names : sequence of str
-        Names of all samples; ``answers.rows`` lists the predicted ones.
-    answers : Answers
+        Names of all samples; ``predictions.rows`` lists the predicted ones.
+    predictions : Predictions
         The predictions.
     labels : ndarray of str, optional
         True classes of all samples.
@@ -132,24 +132,24 @@ def write_answers(
 
     def classes(indices: NDArray[np.int64]) -> list[str]:
         """Return the class names at column numbers."""
-        return escape_non_utf8(answers.classes[indices].tolist())
+        return escape_non_utf8(predictions.classes[indices].tolist())
 
-    ranked = answers.ranked(top)
-    values = np.take_along_axis(answers.values, ranked, axis=1)
-    if answers.unknown is None:
+    ranked = predictions.ranked(top)
+    values = np.take_along_axis(predictions.values, ranked, axis=1)
+    if predictions.unknown is None:
         unknown = np.zeros(len(ranked), dtype=bool)
     else:
-        unknown = answers.unknown
+        unknown = predictions.unknown
     columns = {
-        "name": _texts([names[row] for row in answers.rows]),
+        "name": _texts([names[row] for row in predictions.rows]),
         "label": arrow.array(classes(ranked[:, 0]), arrow.string(), mask=unknown),
-        answers.measure: arrow.array(values[:, 0], arrow.float64(), mask=unknown),
+        predictions.measure: arrow.array(values[:, 0], arrow.float64(), mask=unknown),
     }
-    if answers.unknown is not None:
+    if predictions.unknown is not None:
         columns["nearest"] = arrow.array(classes(ranked[:, 0]), arrow.string())
     for column in ("unknown", "novelty", "threshold"):
-        if getattr(answers, column) is not None:
-            columns[column] = arrow.array(getattr(answers, column))
+        if getattr(predictions, column) is not None:
+            columns[column] = arrow.array(getattr(predictions, column))
     if unsure is not None:
         columns["unsure"] = arrow.array(unsure)
     if top > 1:
@@ -159,10 +159,10 @@ def write_answers(
         ]
         ends = np.arange(len(ranked) + 1, dtype=np.int32) * ranked.shape[1]
         columns["top"] = arrow.ListArray.from_arrays(
-            ends, arrow.StructArray.from_arrays(pairs, ["label", answers.measure])
+            ends, arrow.StructArray.from_arrays(pairs, ["label", predictions.measure])
         )
     if labels is not None:
-        columns["true_label"] = _texts(labels[answers.rows].tolist())
+        columns["true_label"] = _texts(labels[predictions.rows].tolist())
     _write(path, columns, _PREDICTION_GROUP_ROWS, "zstd", report, {})
 
 

@@ -45,7 +45,7 @@ from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
 from evergrow.engine.double_labels import has_digests, write_digests
 from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
-from evergrow.engine.parquet_out import read_report, write_answers, write_features
+from evergrow.engine.parquet_out import read_report, write_features, write_predictions
 from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
 from evergrow.features import Features
 from evergrow.features.backbone import Backbone, BackboneSpec
@@ -269,19 +269,19 @@ def predict(job: Job, task: WorkerTask) -> ShardReport:
     found = shard_features(job, task)
     path = job.result(job.work, task.number)
     model = _open_model(str(job.start_file), job.key, task.about["device"])
-    answers = model.ask(
+    predictions = model.predictions(
         Features(found.X, np.arange(len(found))),
         false_alarm=job.settings["false_alarm"],
     )
     unsure = None
     if job.work == "evaluate":
-        answers = replace(answers, unknown=None)
+        predictions = replace(predictions, unknown=None)
     else:
         strangers = str(job.settings["strangers"])
-        unsure = unsure_predictions(model.state_.calibration, answers, strangers)
-    write_answers(
+        unsure = unsure_predictions(model.state_.calibration, predictions, strangers)
+    write_predictions(
         path,
-        answers=answers,
+        predictions=predictions,
         top=int(job.settings["top"]),
         unsure=unsure,
         **found.table_columns(),

@@ -154,7 +154,8 @@ def predict_frame(
     Returns
     -------
     DataFrame
-        One row per sample; see :meth:`evergrow.learner.answers.Answers.to_frame`.
+        One row per sample, as by
+        :meth:`evergrow.learner.predictions.Predictions.to_frame`.
 
     Raises
     ------
@@ -176,8 +177,8 @@ def predict_frame(
         items = [str(text) for text in items]
     elif learner.state_.kind == "image":
         items = Images(tuple(_bytes(cell, row) for row, cell in enumerate(items)))
-    answers = learner.ask(items, false_alarm=wanted["false_alarm"] or None)
-    return answers.to_frame(top=int(wanted["top"]))
+    predictions = learner.predictions(items, false_alarm=wanted["false_alarm"] or None)
+    return predictions.to_frame(top=int(wanted["top"]))
 
 
 def _bytes(cell: Any, row: int) -> bytes:

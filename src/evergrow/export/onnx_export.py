@@ -174,7 +174,7 @@ def export_onnx(
     ExportError
         If backbone or head cannot be exported, or the graph computes other scores.
     UnsupportedError
-        If the scores of the head are no linear map of a hidden layer.
+        If the scores of the head are not a linear map of a hidden layer.
     ParameterError
         If an argument is not valid, or the head takes other features than the backbone
         computes.

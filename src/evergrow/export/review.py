@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.learner.answers import Answers
+from evergrow.learner.predictions import Predictions
 
 CONTROL = "choice"
 """Name of the tag of the choices in a label config."""
@@ -63,7 +63,7 @@ def label_studio_config(classes: Sequence[str], kind: str) -> str:
 
 
 def label_studio_tasks(
-    answers: Answers,
+    predictions: Predictions,
     samples: Sequence[str],
     kind: str,
     *,
@@ -77,7 +77,7 @@ def label_studio_tasks(
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Predictions of a learner.
     samples : sequence of str
         All samples that the learner was asked about: texts, or paths of images. Those
@@ -109,17 +109,17 @@ def label_studio_tasks(
     --------
     >>> import numpy as np
     >>> from evergrow.export.review import label_studio_tasks
-    >>> from evergrow.learner.answers import Answers
+    >>> from evergrow.learner.predictions import Predictions
     >>> classes, values = np.array(["ham", "spam"]), np.array([[0.2, 0.8]])
-    >>> answers = Answers(classes, values, "probability", np.array([0]))
-    >>> (task,) = label_studio_tasks(answers, ["buy now"], "text", version="mail 1")
+    >>> predictions = Predictions(classes, values, "probability", np.array([0]))
+    >>> (task,) = label_studio_tasks(predictions, ["buy now"], "text", version="mail 1")
     >>> [prediction] = task["predictions"]
     >>> task["data"], prediction["result"][0]["value"], prediction["score"]
     ({'text': 'buy now'}, {'choices': ['spam']}, 0.8)
     """
     _check_kind(kind)
     tasks = []
-    for row, best, attributes in _best_predictions(answers, unsure):
+    for row, best, attributes in _best_predictions(predictions, unsure):
         if kind == "image":
             sample = _label_studio_url(samples[row], root)
         else:
@@ -142,7 +142,7 @@ def label_studio_tasks(
 
 
 def fiftyone_labels(
-    answers: Answers,
+    predictions: Predictions,
     samples: Sequence[str],
     *,
     unsure: NDArray[np.bool_] | None = None,
@@ -151,7 +151,7 @@ def fiftyone_labels(
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Predictions of a learner.
     samples : sequence of str
         Paths of all images that the learner was asked about. They are written as
@@ -174,32 +174,32 @@ def fiftyone_labels(
     --------
     >>> import numpy as np, tempfile, pathlib
     >>> from evergrow.export.review import fiftyone_labels
-    >>> from evergrow.learner.answers import Answers
+    >>> from evergrow.learner.predictions import Predictions
     >>> classes, values = np.array(["cat", "dog"]), np.array([[0.2, 0.8]])
-    >>> answers = Answers(classes, values, "probability", np.array([0]))
+    >>> predictions = Predictions(classes, values, "probability", np.array([0]))
     >>> with tempfile.NamedTemporaryFile(suffix=".jpg") as image:
-    ...     found = fiftyone_labels(answers, [image.name])
+    ...     found = fiftyone_labels(predictions, [image.name])
     >>> found["classes"], list(found["labels"].values())
     (['cat', 'dog'], [{'label': 'dog', 'confidence': 0.8}])
     """
     labels: dict[str, Any] = {}
-    for row, best, attributes in _best_predictions(answers, unsure):
+    for row, best, attributes in _best_predictions(predictions, unsure):
         label: dict[str, Any] | None = None
         if best is not None:
             name, value = best
             label = {"label": name}
-            if answers.measure == "probability":
+            if predictions.measure == "probability":
                 label["confidence"] = value
             else:
                 attributes = {"score": value, **attributes}
             if attributes:
                 label["attributes"] = attributes
         labels[str(_existing_file(samples[row]))] = label
-    return {"classes": [str(name) for name in answers.classes], "labels": labels}
+    return {"classes": [str(name) for name in predictions.classes], "labels": labels}
 
 
 def _best_predictions(
-    answers: Answers, unsure: NDArray[np.bool_] | None
+    predictions: Predictions, unsure: NDArray[np.bool_] | None
 ) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float | bool]]]:
     """Yield the best prediction of each sample.
 
@@ -212,19 +212,19 @@ def _best_predictions(
     attributes : dict
         ``"novelty"`` if it was measured, and ``"unsure"`` if given.
     """
-    best = answers.ranked(1)[:, 0]
-    for index, row in enumerate(answers.rows.tolist()):
+    best = predictions.ranked(1)[:, 0]
+    for index, row in enumerate(predictions.rows.tolist()):
         attributes: dict[str, float | bool] = {}
-        if answers.novelty is not None:
-            attributes["novelty"] = float(answers.novelty[index])
+        if predictions.novelty is not None:
+            attributes["novelty"] = float(predictions.novelty[index])
         if unsure is not None:
             attributes["unsure"] = bool(unsure[index])
-        if answers.unknown is not None and answers.unknown[index]:
+        if predictions.unknown is not None and predictions.unknown[index]:
             yield row, None, attributes
             continue
         column = best[index]
-        name = str(answers.classes[column])
-        yield row, (name, float(answers.values[index, column])), attributes
+        name = str(predictions.classes[column])
+        yield row, (name, float(predictions.values[index, column])), attributes
 
 
 def _check_kind(kind: str) -> None:

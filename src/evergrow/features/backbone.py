@@ -4,7 +4,7 @@ A recipe says which layers and views of a network make up a feature vector. It i
 comma-separated list of entries ``WHAT[@VIEW[+VIEW...]][:mirror]``.
 
 - WHAT: a name (``fast``, ``rich``, ``best``), ``final``, or a block
-  ``POOLING@PLACE``.
+  ``POOLING@DEPTH``.
 - VIEW: a size in pixels (``320``) or a zoom (``64of72``: the central 64 pixels of an
   image that is resized as for 72).
 - Views joined by ``+`` are separate blocks. Views joined by ``~`` are averaged.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FINAL = "final"
-"""As a pooling: the network's output. As a place: the input of its pooling layer."""
+"""As a pooling: the network's output. As a depth: the input of its pooling layer."""
 
 POOLINGS = ("cls", "mean", "max", "spread")
 """Class (or first) token, mean, maximum and standard deviation over positions."""
@@ -114,7 +114,7 @@ class FeatureBlock:
         ``"final"`` for the network's output, or one of :data:`POOLINGS`. A name of
         :data:`RECIPES` stands for several blocks until :func:`resolve_recipe` replaces
         it.
-    place : int or str
+    depth : int or str
         The layer. -1 is the last depth (block, stage or hidden state), -2 the one
         before. A text is the name of a submodule, or ``"final"`` for the input of the
         network's own pooling layer.
@@ -131,7 +131,7 @@ class FeatureBlock:
     --------
     >>> from evergrow.features.backbone import FeatureBlock
     >>> FeatureBlock.parse("mean@-2#1")
-    FeatureBlock(pooling='mean', place=-2, view=None, side='', also=(), network=1)
+    FeatureBlock(pooling='mean', depth=-2, view=None, side='', also=(), network=1)
     >>> str(FeatureBlock.parse("final@320:mirror"))
     'final@320:mirror'
     >>> [str(part) for part in FeatureBlock.parse("final@64~64of80").components]
@@ -139,7 +139,7 @@ class FeatureBlock:
     """
 
     pooling: str
-    place: int | str
+    depth: int | str
     view: View | None = None
     side: Side = ""
     also: tuple[View, ...] = ()
@@ -159,18 +159,18 @@ class FeatureBlock:
         entry, network = _split_network(text)
         body, colon, side = entry.partition(":")
         pooling, *rest = body.split("@")
-        place = ""
+        depth = ""
         if pooling == FINAL:
-            place = FINAL
+            depth = FINAL
         elif rest and pooling in POOLINGS:
-            place = rest.pop(0)
-        has_bad_place = not place or place.strip() != place
+            depth = rest.pop(0)
+        has_bad_depth = not depth or depth.strip() != depth
         has_bad_side = bool(colon) and side not in ("mirror", "flipped")
-        if has_bad_place or has_bad_side or len(rest) > 1:
+        if has_bad_depth or has_bad_side or len(rest) > 1:
             raise _not_a_block(text)
         block = cls(
             pooling,
-            int(place) if _DEPTH.fullmatch(place) else place,
+            int(depth) if _DEPTH.fullmatch(depth) else depth,
             side=cast("Side", side),
             network=network,
         )
@@ -206,7 +206,7 @@ class FeatureBlock:
     def __str__(self) -> str:
         text = self.pooling
         if self.pooling not in (FINAL, *RECIPES):
-            text += f"@{self.place}"
+            text += f"@{self.depth}"
         views = "~".join([str(self.view or ""), *map(str, self.also)])
         if views:
             text += f"@{views}"
@@ -227,8 +227,8 @@ def _split_network(text: str) -> tuple[str, int]:
 
 def _not_a_block(text: Any) -> ParameterError:
     return ParameterError(
-        f"block must be 'final' or POOLING@PLACE, with a pooling of "
-        f"{', '.join(POOLINGS)} and a place such as -1 for the last depth, final or "
+        f"block must be 'final' or POOLING@DEPTH, with a pooling of "
+        f"{', '.join(POOLINGS)} and a depth such as -1 for the last one, final or "
         f"the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
     )
 
@@ -668,11 +668,11 @@ def _drop_repeated(
     """
     kept: dict[FeatureBlock, Tensor] = {}
     for block, value in values.items():
-        view = replace(block, pooling=FINAL, place=FINAL)
+        view = replace(block, pooling=FINAL, depth=FINAL)
         is_repeated = any(
             _has_same_direction(value, other_value)
             for other, other_value in kept.items()
-            if replace(other, pooling=FINAL, place=FINAL) == view
+            if replace(other, pooling=FINAL, depth=FINAL) == view
         )
         if not is_repeated:
             kept[block] = value

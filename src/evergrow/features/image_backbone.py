@@ -651,10 +651,10 @@ def _site_of(module: nn.Module, depths: list[str], block: FeatureBlock) -> str:
         If the network has no such depth or submodule.
     """
     network = type(module).__name__
-    place = block.place
-    if isinstance(place, int):
-        if -place <= len(depths):
-            return depths[place]
+    depth = block.depth
+    if isinstance(depth, int):
+        if -depth <= len(depths):
+            return depths[depth]
         available = (
             "none that is known; name a submodule instead, as in mean@features.3"
         )
@@ -664,7 +664,7 @@ def _site_of(module: nn.Module, depths: list[str], block: FeatureBlock) -> str:
             f"block must be read at a depth of the network, got {str(block)!r}: "
             f"{network} has {available}"
         )
-    if place == FINAL:
+    if depth == FINAL:
         # The input of the pooling layer, or the last block of a transformer.
         found = [name for name in _POOLING_LAYERS if _has_submodule(module, name)]
         found += depths[-1:]
@@ -674,13 +674,13 @@ def _site_of(module: nn.Module, depths: list[str], block: FeatureBlock) -> str:
                 f"its own that could be found, got {str(block)!r}"
             )
         return found[0]
-    if not _has_submodule(module, place):
+    if not _has_submodule(module, depth):
         known = [name for name, _ in module.named_modules() if name]
         raise ParameterError(
             f"block must be read at a submodule of {network}, got {str(block)!r}; "
-            f"nearest: {nearest(place, known)}"
+            f"nearest: {nearest(depth, known)}"
         )
-    return place
+    return depth
 
 
 def _positions(

@@ -226,15 +226,15 @@ def _load_encoder(
     )
     if weights is None and Path(repository).is_dir():
         weights = repository
-    source, place = locate(wanted, weights)
-    if place is None:
+    source, path = locate(wanted, weights)
+    if path is None:
         raise ParameterError(
             f"weights of a text backbone must be trained ones, got {weights!r}"
         )
-    if not place.is_dir():
+    if not path.is_dir():
         raise WeightsError(
             "weights of a text backbone must be a folder with the encoder's files, "
-            f"got {place}"
+            f"got {path}"
         )
     from sentence_transformers import SentenceTransformer
 
@@ -242,11 +242,11 @@ def _load_encoder(
     with seeded_init(0, "text encoder"), _no_progress_bar():
         try:
             encoder = SentenceTransformer(
-                str(place), device="cpu", local_files_only=True
+                str(path), device="cpu", local_files_only=True
             )
         except Exception as error:  # the library raises many types
             raise WeightsError(
-                f"folder must hold a sentence encoder, got {place}: {error}"
+                f"folder must hold a sentence encoder, got {path}: {error}"
             ) from error
     return encoder, source
 
@@ -333,48 +333,48 @@ def read_hidden_states(
     InputError
         If a hidden state does not have one vector per token.
     """
-    places = [-1 if block.place == FINAL else block.place for block in blocks]
-    for block, place in zip(blocks, places, strict=True):
-        _check_text_block(block, place, hidden_depths(encoder))
-    if any(place != -1 for place in places):
+    depths = [-1 if block.depth == FINAL else block.depth for block in blocks]
+    for block, depth in zip(blocks, depths, strict=True):
+        _check_text_block(block, depth, hidden_depths(encoder))
+    if any(depth != -1 for depth in depths):
         _transformer(encoder).config.output_hidden_states = True
     output = encoder.eval()(tokens)
     mask = tokens.get("attention_mask")
     read = []
-    for block, place in zip(blocks, places, strict=True):
+    for block, depth in zip(blocks, depths, strict=True):
         if block.pooling == FINAL:
             embedding = output["sentence_embedding"]
             truncated = embedding[:, : getattr(encoder, "truncate_dim", None)]
             read.append(truncated.float())
         else:
-            read.append(_pool_hidden_state(block, _hidden_state(output, place), mask))
+            read.append(_pool_hidden_state(block, _hidden_state(output, depth), mask))
     return read
 
 
-def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
-    """Raise :class:`ParameterError` if `depths` hidden states lack a block."""
+def _check_text_block(block: FeatureBlock, depth: Any, n_depths: int) -> None:
+    """Raise :class:`ParameterError` if `n_depths` hidden states lack a block."""
     if block.view is not None or block.also or block.side:
         raise ParameterError(
             f"views and mirror images are for images, got {str(block)!r} for texts"
         )
-    is_available = isinstance(place, int) and -place <= depths
+    is_available = isinstance(depth, int) and -depth <= n_depths
     if block.pooling != FINAL and not is_available:
-        available = f"-1 to -{depths}" if depths else "none that is known"
+        available = f"-1 to -{n_depths}" if n_depths else "none that is known"
         raise ParameterError(
             "block of a sentence encoder must be cls, mean, max or spread at a hidden "
             f"state, which here are {available}, got {str(block)!r}"
         )
 
 
-def _hidden_state(output: Mapping[str, Any], place: int | str) -> Any:
+def _hidden_state(output: Mapping[str, Any], depth: int | str) -> Any:
     """Return a hidden state (n, tokens, width), or None if the encoder gave none.
 
     -1 is the input of the encoder's pooling, smaller numbers are earlier states.
     """
-    if place == -1:
+    if depth == -1:
         return output.get("token_embeddings")
     layers = output.get("all_layer_embeddings")
-    return layers[place] if layers else None
+    return layers[depth] if layers else None
 
 
 def _pool_hidden_state(block: FeatureBlock, states: Any, mask: Tensor | None) -> Tensor:

@@ -277,7 +277,7 @@ class Classifier(IncrementalClassifier):
         Raises
         ------
         ParameterError
-            If ``layer`` is no layer, or its settings are out of range.
+            If ``layer`` is not a layer, or its settings are out of range.
         """
         layer: Any = FourierLayer() if self.layer is None else self.layer
         if isinstance(layer, str):

@@ -56,14 +56,14 @@ class Confusion:
         The true class and the predicted one.
     n : int
         Number of samples.
-    share : float
+    fraction : float
         Fraction of the samples of the true class.
     """
 
     true: str
     predicted: str
     n: int
-    share: float
+    fraction: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class OpenWorld:
 
 
 @dataclass(frozen=True, eq=False)
-class SampleAnswers:
+class EvaluatedSamples:
     """The prediction for each readable sample of an evaluation.
 
     Parameters
@@ -152,7 +152,7 @@ class Evaluation:
         the data of unknown classes.
     unknown : OpenWorld or None
         Quality of the novelty detection; None if there were no unknown samples.
-    samples : SampleAnswers or None
+    samples : EvaluatedSamples or None
         The prediction per sample, if requested; not part of :meth:`to_dict`.
 
     Examples
@@ -164,7 +164,7 @@ class Evaluation:
     >>> round(result.accuracy, 3), result.balanced_accuracy, result.unknown_classes
     (0.667, 0.75, {'fox': 1})
     >>> result.confused[0]
-    Confusion(true='cat', predicted='dog', n=1, share=0.5)
+    Confusion(true='cat', predicted='dog', n=1, fraction=0.5)
     """
 
     n_samples: int
@@ -178,7 +178,7 @@ class Evaluation:
     seconds: float = 0.0
     left_out: tuple[str, ...] = ()
     unknown: OpenWorld | None = None
-    samples: SampleAnswers | None = None
+    samples: EvaluatedSamples | None = None
 
     @property
     def n_known(self) -> int:
@@ -260,30 +260,30 @@ def evaluate_learner(
         # Raises an error before any work is done if there is no threshold.
         threshold = state.threshold(false_alarm)
     n_rows = 0
-    chunks: list[SampleAnswers] = []
+    chunks: list[EvaluatedSamples] = []
     left_out: list[str] = []
     for samples in labelled_chunks(data, y, None, "test", state.kind):
         features = learner.encode(samples)
-        answers = _answer_samples(
+        predicted = _predict_samples(
             learner,
             samples,
             features,
             with_novelty=has_novelty,
             with_items=keep_samples,
         )
-        chunks.append(replace(answers, rows=answers.rows + n_rows))
+        chunks.append(replace(predicted, rows=predicted.rows + n_rows))
         left_out += [name for name, _ in features.failures]
         n_rows += len(samples)
-    answers = _join_answers(chunks)
+    evaluated = _join_samples(chunks)
     unknown_novelty = np.empty(0)
     if unknown is not None:
         unknown_novelty, unreadable = _novelty_of_unknown(learner, unknown)
         left_out += unreadable
     result = evaluate_predictions(
-        answers.true,
-        answers.predicted,
+        evaluated.true,
+        evaluated.predicted,
         state.classes,
-        answers.novelty,
+        evaluated.novelty,
         unknown_novelty,
         threshold,
         false_alarm,
@@ -291,19 +291,19 @@ def evaluate_learner(
     return replace(
         result,
         left_out=tuple(left_out),
-        samples=answers if keep_samples else None,
+        samples=evaluated if keep_samples else None,
         seconds=time.perf_counter() - started,
     )
 
 
-def _answer_samples(
+def _predict_samples(
     learner: Learner,
     samples: Samples,
     features: Features,
     *,
     with_novelty: bool,
     with_items: bool,
-) -> SampleAnswers:
+) -> EvaluatedSamples:
     """Predict encoded samples; with items also the probability of each prediction."""
     head: Any = learner.head_
     predicted = np.asarray(head.predict(features.X), dtype=np.str_)
@@ -312,7 +312,7 @@ def _answer_samples(
         probabilities = np.asarray(head.predict_proba(features.X))
         columns = np.searchsorted(learner.state_.classes, predicted)
         certainty = np.take_along_axis(probabilities, columns[:, None], axis=1)[:, 0]
-    return SampleAnswers(
+    return EvaluatedSamples(
         samples.items if with_items else None,
         features.rows,
         samples.required_labels()[features.rows],
@@ -322,8 +322,8 @@ def _answer_samples(
     )
 
 
-def _join_answers(chunks: Sequence[SampleAnswers]) -> SampleAnswers:
-    """Join answers, whose row numbers count through all of them already."""
+def _join_samples(chunks: Sequence[EvaluatedSamples]) -> EvaluatedSamples:
+    """Join chunks whose row numbers already count from the first chunk."""
     joined: dict[str, Any] = {}
     for name in ("rows", "true", "predicted", "certainty", "novelty"):
         if getattr(chunks[0], name) is not None:

@@ -29,7 +29,6 @@ from evergrow.data.inputs import as_labels, item_chunks, labelled_chunks
 from evergrow.data.items import Samples
 from evergrow.head.label_set import BUILT_IN
 from evergrow.learner import edits
-from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import (
     Encoder,
@@ -38,6 +37,7 @@ from evergrow.learner.encoder import (
 )
 from evergrow.learner.evaluation import Evaluation, evaluate_learner
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
+from evergrow.learner.predictions import Predictions
 from evergrow.learner.snapshot import (
     Change,
     Erased,
@@ -211,7 +211,7 @@ class Learner(Estimator):
 
     @property
     def measure_(self) -> str:
-        """What :meth:`ask` returns per class.
+        """What :meth:`predictions` returns per class.
 
         ``"probability"``; for a single class, which has nothing to compare with,
         ``"familiarity"``; for methods without probabilities ``"score"``.
@@ -892,7 +892,7 @@ class Learner(Estimator):
         ------
         MergeError
             If backbones, layers or label types differ, samples would be counted twice,
-            or `base` is no common ancestor. The message names the difference.
+            or `base` is not a common ancestor. The message names the difference.
         UnsupportedError
             If the method cannot merge.
         """
@@ -934,7 +934,7 @@ class Learner(Estimator):
             If there are no samples, or they are of another type than the learned ones.
         ImageError
             If an image cannot be read, also if ``extract`` sets ``on_error="skip"``;
-            :meth:`ask` can skip it.
+            :meth:`predictions` can skip it.
         """
         head = self.head_
         names = self._apply(lambda X: np.asarray(head.predict(X), dtype=np.str_), items)
@@ -1038,7 +1038,7 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         on_error : {"raise", "skip"}, optional
-            As for :meth:`ask`.
+            As for :meth:`predictions`.
 
         Returns
         -------
@@ -1048,13 +1048,13 @@ class Learner(Estimator):
         """
         return join_features(list(self._encode_chunks(items, on_error)))
 
-    def ask(
+    def predictions(
         self,
         items: Any,
         *,
         false_alarm: float | None = None,
         on_error: OnError | None = None,
-    ) -> Answers:
+    ) -> Predictions:
         """Return labels, probabilities and novelty in one pass through the backbone.
 
         Parameters
@@ -1070,7 +1070,7 @@ class Learner(Estimator):
 
         Returns
         -------
-        Answers
+        Predictions
             One row per readable sample. It has scores in place of probabilities if the
             method has no probabilities, and familiarities if the model has one class.
 
@@ -1099,7 +1099,7 @@ class Learner(Estimator):
             novelty = state.head.novelty_score(features.X)
             unknown = ~(novelty <= threshold)  # a NaN counts as unknown
             thresholds = np.full(len(novelty), threshold)
-        return Answers(
+        return Predictions(
             state.classes,
             values,
             measure,

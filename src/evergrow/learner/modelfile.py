@@ -409,7 +409,7 @@ def redo(
         steps = past.redoable(Header.read(past.model).digest)[:n]
         if not steps:
             raise ParameterError(
-                f"nothing to redo: the latest change of {past.model} is no rollback"
+                f"nothing to redo: the latest change of {past.model} is not a rollback"
             )
         numbers = [past.find_revision(entry.before) for entry in steps]
         if None in numbers:

@@ -582,7 +582,7 @@ class Snapshot:
 
     @property
     def measure(self) -> str:
-        """Meaning of the values of predictions, as in :class:`Answers`.
+        """Meaning of the values of predictions, as in :class:`Predictions`.
 
         A model of one class has nothing to compare with, so a probability would always
         be 1. Its values are familiarities, or scores before it is calibrated.

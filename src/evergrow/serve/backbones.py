@@ -203,7 +203,7 @@ class Batcher:
         Returns
         -------
         Future
-            Features of shape (n, d), or with `model` its :class:`Answers`.
+            Features of shape (n, d), or with `model` its :class:`Predictions`.
 
         Raises
         ------

@@ -22,8 +22,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from evergrow.core.errors import InputError, NotFittedError, UnsupportedError
 from evergrow.core.registry import nearest
 from evergrow.core.version import __version__
-from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
+from evergrow.learner.predictions import Predictions
 from evergrow.serve.bodies import (
     BINARY,
     FILE,
@@ -470,35 +470,35 @@ def output_types(version: Version) -> dict[str, str]:
 
 
 def outputs_of(
-    answers: Answers, calibration: Calibration, strangers: str
+    predictions: Predictions, calibration: Calibration, strangers: str
 ) -> dict[str, list[Any]]:
     """Return the elements of every output, by name. An unknown sample has no label.
 
     Parameters
     ----------
-    answers : Answers
+    predictions : Predictions
         Predictions of the model.
     calibration : Calibration
         The held-out rows of the model.
     strangers : {"few", "some", "many"}
         How many samples of unknown classes to expect.
     """
-    best = answers.ranked(1)
-    classes = answers.classes[best[:, 0]].tolist()
-    values = np.take_along_axis(answers.values, best, axis=1)[:, 0]
+    best = predictions.ranked(1)
+    classes = predictions.classes[best[:, 0]].tolist()
+    values = np.take_along_axis(predictions.values, best, axis=1)[:, 0]
     outputs = {
         "label": classes,
         "nearest": classes,
-        answers.measure: values.tolist(),
+        predictions.measure: values.tolist(),
     }
-    if answers.novelty is not None and answers.unknown is not None:
-        pairs = zip(classes, answers.unknown, strict=True)
+    if predictions.novelty is not None and predictions.unknown is not None:
+        pairs = zip(classes, predictions.unknown, strict=True)
         outputs["label"] = ["" if unknown else name for name, unknown in pairs]
         # A sample without a finite novelty is unknown, but JSON has finite numbers.
         largest = np.finfo(np.float64).max
-        outputs["novelty"] = np.nan_to_num(answers.novelty, nan=largest).tolist()
-        outputs["unknown"] = answers.unknown.tolist()
-        unsure = unsure_predictions(calibration, answers, strangers)
+        outputs["novelty"] = np.nan_to_num(predictions.novelty, nan=largest).tolist()
+        outputs["unknown"] = predictions.unknown.tolist()
+        unsure = unsure_predictions(calibration, predictions, strangers)
         if unsure is not None:
             outputs["unsure"] = unsure.tolist()
     return outputs
@@ -532,12 +532,12 @@ def _to_binary(datatype: str, elements: list[Any]) -> bytes:
 
 
 def infer_response(
-    model: OpenModel, request: InferRequest, answers: Answers, strangers: str
+    model: OpenModel, request: InferRequest, predictions: Predictions, strangers: str
 ) -> Response:
     """Return the requested outputs as JSON, with binary tensors after it."""
     types = output_types(model.version)
     calibration = model.version.learner.state_.calibration
-    found = outputs_of(answers, calibration, strangers)
+    found = outputs_of(predictions, calibration, strangers)
     outputs = []
     binary = b""
     wanted = _requested(request, list(found))
@@ -673,8 +673,10 @@ async def infer(model: VersionDep, request: Request) -> Response:
     request.state.hold_memory(memory_for(document.inputs[0], binary))
     samples = await asyncio.to_thread(samples_of, document, binary, model.version.kind)
     strangers = _strangers(document)
-    answers = await model.predict(samples, _false_alarm(document))
-    return await asyncio.to_thread(infer_response, model, document, answers, strangers)
+    predictions = await model.predict(samples, _false_alarm(document))
+    return await asyncio.to_thread(
+        infer_response, model, document, predictions, strangers
+    )
 
 
 def _false_alarm(request: InferRequest) -> float:

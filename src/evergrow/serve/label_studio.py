@@ -317,36 +317,36 @@ async def predict(
     """
     revision = str(model.version.revision)
     results = [LabelStudioPrediction(model_version=revision) for _ in body.tasks]
-    predictions = LabelStudioPredictions(results=results, model_version=revision)
+    response = LabelStudioPredictions(results=results, model_version=revision)
     if not body.tasks or model.version.state != "ready":
-        return predictions
+        return response
     kind = model.version.kind
     names = config_names(body.label_config, kind)
     values = [sample_of(task, kind, names) for task in body.tasks]
     samples = await _samples(model, values, request.state.hold_memory)
     # A sample that cannot be encoded fails the request, so row i belongs to task i.
     features = RequestSamples(rows=await model.encode(samples))
-    answers = await model.predict(features, FALSE_ALARM)
+    predictions = await model.predict(features, FALSE_ALARM)
     scores = await model.analyze(features, task_scores)
-    doubtful = np.zeros(len(answers.values), dtype=bool)
-    if answers.unknown is not None:
-        doubtful |= answers.unknown
+    doubtful = np.zeros(len(predictions.values), dtype=bool)
+    if predictions.unknown is not None:
+        doubtful |= predictions.unknown
     calibration = model.version.learner.state_.calibration
-    unsure = unsure_predictions(calibration, answers)
+    unsure = unsure_predictions(calibration, predictions)
     if unsure is not None:
         doubtful |= unsure
-    for i, best in enumerate(answers.ranked(1)[:, 0]):
-        predictions.results[i].score = float(scores[i])
+    for i, best in enumerate(predictions.ranked(1)[:, 0]):
+        response.results[i].score = float(scores[i])
         if doubtful[i]:
             continue
         region = LabelStudioRegion(
             from_name=names.control,
             to_name=names.object,
-            value=LabelStudioChoices(choices=[str(answers.classes[best])]),
-            score=float(answers.values[i, best]),
+            value=LabelStudioChoices(choices=[str(predictions.classes[best])]),
+            score=float(predictions.values[i, best]),
         )
-        predictions.results[i].result = [region]
-    return predictions
+        response.results[i].result = [region]
+    return response
 
 
 def task_scores(learner: Learner, X: NDArray[Any]) -> NDArray[np.float64]:

@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from evergrow.core import errors
 from evergrow.core.files import locked, remove_leftovers
 from evergrow.learner import modelfile
-from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import ModelWriteError
+from evergrow.learner.predictions import Predictions
 from evergrow.learner.snapshot import Change
 from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch
@@ -159,7 +159,7 @@ class Version:
         if not self.counts:
             raise errors.NotFittedError("the model has no class yet: teach it a class")
 
-    def predict(self, requests: Sequence[NDArray[Any]]) -> list[Answers]:
+    def predict(self, requests: Sequence[NDArray[Any]]) -> list[Predictions]:
         """Predict the feature vectors of several requests together.
 
         Parameters
@@ -169,35 +169,37 @@ class Version:
 
         Returns
         -------
-        list of Answers
+        list of Predictions
             One per request. ``unknown`` is decided at the default false alarm rate;
             :meth:`with_false_alarm` changes it. Without a novelty threshold it is None.
         """
         X = np.concatenate(requests)
         with self._lock:
             try:
-                answers = self.learner.ask(X, false_alarm=FALSE_ALARM)
+                predictions = self.learner.predictions(X, false_alarm=FALSE_ALARM)
             except (errors.NotFittedError, errors.UnsupportedError):
                 # The novelty threshold is not calibrated, or the method has none.
-                answers = self.learner.ask(X)
+                predictions = self.learner.predictions(X)
             if not self._has_predicted:
                 self._has_predicted = True
                 # The first call needs several times the memory that it keeps.
                 release_memory()
         bounds = pairwise(accumulate(map(len, requests), initial=0))
-        return [answers.part(slice(start, end)) for start, end in bounds]
+        return [predictions.part(slice(start, end)) for start, end in bounds]
 
-    def with_false_alarm(self, answers: Answers, false_alarm: float) -> Answers:
-        """Return answers with ``unknown`` decided at another false alarm rate.
+    def with_false_alarm(
+        self, predictions: Predictions, false_alarm: float
+    ) -> Predictions:
+        """Return predictions with ``unknown`` decided at another false alarm rate.
 
         Without a calibrated threshold they are returned unchanged.
         """
-        if answers.novelty is None:
-            return answers
+        if predictions.novelty is None:
+            return predictions
         threshold = self.learner.state_.threshold(false_alarm)
-        unknown = ~(answers.novelty <= threshold)  # NaN counts as unknown
+        unknown = ~(predictions.novelty <= threshold)  # NaN counts as unknown
         return dataclasses.replace(
-            answers, unknown=unknown, threshold=np.full(len(unknown), threshold)
+            predictions, unknown=unknown, threshold=np.full(len(unknown), threshold)
         )
 
 

@@ -25,8 +25,8 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.tools.drift_detection import find_drift
 
 if TYPE_CHECKING:
-    from evergrow.learner.answers import Answers
     from evergrow.learner.calibration import Calibration
+    from evergrow.learner.predictions import Predictions
 
 WINDOW = 200
 """Number of predicted samples per drift test."""
@@ -148,8 +148,8 @@ class Metrics:
         )
         self.jobs = Gauge("evergrow_jobs_open", "Open jobs", registry=registry)
         self.drift = Gauge(
-            "evergrow_drift_share",
-            "Share of tested classes whose recent samples no longer look like the "
+            "evergrow_drift_fraction",
+            "Fraction of tested classes whose recent samples no longer look like the "
             "training data; about 0.05 without drift",
             ["model"],
             registry=registry,
@@ -157,8 +157,8 @@ class Metrics:
         # Class, novelty and probability of the latest predictions of each model.
         self._recent: dict[str, deque[tuple[str, float, float]]] = {}
 
-    def note_answers(
-        self, model: str, calibration: Calibration, answers: Answers
+    def note_predictions(
+        self, model: str, calibration: Calibration, predictions: Predictions
     ) -> None:
         """Record predictions, and test a model for drift every WINDOW samples.
 
@@ -171,16 +171,16 @@ class Metrics:
             Name of the model, a label of the metric.
         calibration : Calibration
             Held-out novelty of its training data.
-        answers : Answers
+        predictions : Predictions
             The predictions.
         """
-        if answers.novelty is None or not calibration.n:
+        if predictions.novelty is None or not calibration.n:
             return
-        best = answers.values.argmax(axis=1)
+        best = predictions.values.argmax(axis=1)
         rows = zip(
-            answers.classes[best].tolist(),
-            answers.novelty.tolist(),
-            answers.values.max(axis=1).tolist(),
+            predictions.classes[best].tolist(),
+            predictions.novelty.tolist(),
+            predictions.values.max(axis=1).tolist(),
             strict=True,
         )
         recent = self._recent.setdefault(model, deque(maxlen=WINDOW))
@@ -194,7 +194,7 @@ class Metrics:
             drift = find_drift(
                 calibration, novelty, predicted, probability, None, FALSE_ALARM
             )
-            self.drift.labels(model).set(drift.share)
+            self.drift.labels(model).set(drift.fraction)
         recent.clear()
 
     def forget(self, model: str) -> None:

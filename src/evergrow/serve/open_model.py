@@ -13,15 +13,15 @@ from fastapi import Depends, Response
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
+from evergrow.learner.predictions import Predictions
 from evergrow.serve import schemas
 from evergrow.serve.backbones import Prepared
 from evergrow.serve.bodies import JSON, RequestSamples
 from evergrow.serve.problems import Problem
 from evergrow.serve.service import ServiceDep
 from evergrow.tools.strictness import (
-    FilingLimits,
+    AcceptanceLimits,
     estimate_unknown,
     expected_rates,
     unsure_predictions,
@@ -64,7 +64,7 @@ class OpenModel:
         self.version = self.file.current()
         service.store.close_unused()
 
-    async def predict(self, samples: RequestSamples, false_alarm: float) -> Answers:
+    async def predict(self, samples: RequestSamples, false_alarm: float) -> Predictions:
         """Predict samples, in one batch with other requests to the same model.
 
         Counts the samples and records the predictions for the drift metric.
@@ -80,14 +80,14 @@ class OpenModel:
         version.require_ready()
         X = self._features_in(samples)
         if X is None:
-            answers: Answers = await self._use_backbone(samples, model=version)
+            predictions: Predictions = await self._use_backbone(samples, model=version)
         else:
-            (answers,) = await asyncio.to_thread(version.predict, [X])
+            (predictions,) = await asyncio.to_thread(version.predict, [X])
         metrics = self.service.metrics
-        metrics.samples.labels("predict").inc(len(answers.values))
+        metrics.samples.labels("predict").inc(len(predictions.values))
         calibration = version.learner.state_.calibration
-        metrics.note_answers(self.name, calibration, answers)
-        return version.with_false_alarm(answers, false_alarm)
+        metrics.note_predictions(self.name, calibration, predictions)
+        return version.with_false_alarm(predictions, false_alarm)
 
     async def encode(
         self, samples: RequestSamples, *, alone: bool = False
@@ -200,30 +200,32 @@ ModelDep = Annotated[OpenModel, Depends(OpenModel)]
 # -- responses -------------------------------------------------------------------------
 
 
-def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str) -> str:
-    """Return a :class:`~evergrow.serve.schemas.Predictions` document as JSON.
+def predictions_json(
+    model: OpenModel, predictions: Predictions, k: int, strangers: str
+) -> str:
+    """Return a :class:`~evergrow.serve.schemas.PredictionsRecord` document as JSON.
 
     It lists the `k` most likely classes of every sample.
     """
     calibration = model.version.learner.state_.calibration
-    unsure: list[bool | None] = [None] * len(answers.values)
-    mask = unsure_predictions(calibration, answers, strangers)
+    unsure: list[bool | None] = [None] * len(predictions.values)
+    mask = unsure_predictions(calibration, predictions, strangers)
     if mask is not None:
         unsure = mask.tolist()
-    familiarity: list[float | None] = [None] * len(answers.values)
-    if answers.novelty is not None and calibration.n:
-        familiarity = calibration.familiarity(answers.novelty).tolist()
+    familiarity: list[float | None] = [None] * len(predictions.values)
+    if predictions.novelty is not None and calibration.n:
+        familiarity = calibration.familiarity(predictions.novelty).tolist()
     samples = [
-        _sample_answer(answers, row, best, unsure[row], familiarity[row])
-        for row, best in enumerate(answers.ranked(k))
+        _sample_answer(predictions, row, best, unsure[row], familiarity[row])
+        for row, best in enumerate(predictions.ranked(k))
     ]
     threshold = None
-    if answers.threshold is not None:
-        threshold = float(answers.threshold[0])
-    document = schemas.Predictions(
+    if predictions.threshold is not None:
+        threshold = float(predictions.threshold[0])
+    document = schemas.PredictionsRecord(
         model=model.name,
         revision=model.version.revision,
-        measure=answers.measure,
+        measure=predictions.measure,
         threshold=threshold,
         answers=samples,
     )
@@ -231,12 +233,12 @@ def predictions_json(model: OpenModel, answers: Answers, k: int, strangers: str)
 
 
 def _sample_answer(
-    answers: Answers,
+    predictions: Predictions,
     row: int,
     best: NDArray[np.int64],
     unsure: bool | None,
     familiarity: float | None,
-) -> schemas.SampleAnswer:
+) -> schemas.SamplePrediction:
     """Return the prediction of one sample. An unknown sample has no label.
 
     `best` are the indices of its most likely classes, in order. `unsure` is None
@@ -244,18 +246,18 @@ def _sample_answer(
     """
     top = [
         schemas.LikelyClass(
-            name=str(answers.classes[i]), value=float(answers.values[row, i])
+            name=str(predictions.classes[i]), value=float(predictions.values[row, i])
         )
         for i in best
     ]
     novelty = None
     # A sample without a finite novelty counts as unknown, but JSON has no NaN.
-    if answers.novelty is not None and np.isfinite(answers.novelty[row]):
-        novelty = float(answers.novelty[row])
+    if predictions.novelty is not None and np.isfinite(predictions.novelty[row]):
+        novelty = float(predictions.novelty[row])
     unknown = None
-    if answers.unknown is not None:
-        unknown = bool(answers.unknown[row])
-    return schemas.SampleAnswer(
+    if predictions.unknown is not None:
+        unknown = bool(predictions.unknown[row])
+    return schemas.SamplePrediction(
         label=None if unknown else top[0].name,
         nearest=top[0],
         top=top,
@@ -268,7 +270,7 @@ def _sample_answer(
 
 def strictness_record(
     model: OpenModel,
-    limits: FilingLimits,
+    limits: AcceptanceLimits,
     novelty: NDArray[np.float64],
     probability: NDArray[np.float64],
 ) -> schemas.StrictnessRecord:
@@ -278,7 +280,7 @@ def strictness_record(
     ----------
     model : OpenModel
         The model.
-    limits : FilingLimits
+    limits : AcceptanceLimits
         The limits.
     novelty, probability : ndarray of shape (n,)
         Predictions for some samples, maybe none.
@@ -286,16 +288,16 @@ def strictness_record(
     model.version.require_ready()
     record = schemas.StrictnessRecord(
         revision=model.version.revision,
-        known_not_filed=None,
-        unknown_filed=None,
+        known_not_accepted=None,
+        unknown_accepted=None,
         estimate=None,
     )
     calibration = model.version.learner.state_.calibration
     if not calibration.n:
         return record
     rates = expected_rates(calibration, limits)
-    record.known_not_filed = rates.known_not_filed
-    record.unknown_filed = rates.unknown_filed
+    record.known_not_accepted = rates.known_not_accepted
+    record.unknown_accepted = rates.unknown_accepted
     found = estimate_unknown(calibration, novelty, probability, limits)
     if found is not None:
         record.estimate = schemas.UnknownCount.model_validate(found)

@@ -46,7 +46,7 @@ from evergrow.serve.open_model import (
 )
 from evergrow.serve.problems import PROBLEMS, Problem, problem_of
 from evergrow.serve.service import Service, ServiceDep, check_writable
-from evergrow.tools.strictness import FilingLimits
+from evergrow.tools.strictness import AcceptanceLimits
 
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
@@ -275,7 +275,7 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 
 @samples.post(
     "/predict",
-    response_model=schemas.Predictions,
+    response_model=schemas.PredictionsRecord,
     openapi_extra=PREDICT_BODY.describe(),
 )
 async def predict(
@@ -290,9 +290,9 @@ async def predict(
             "samples or a smaller k",
             "TooMany",
         )
-    answers = await model.predict(body, body.fields.false_alarm)
+    predictions = await model.predict(body, body.fields.false_alarm)
     document = await asyncio.to_thread(
-        predictions_json, model, answers, k, body.fields.strangers
+        predictions_json, model, predictions, k, body.fields.strangers
     )
     headers = {"ETag": model.version.etag}
     return Response(document, media_type=JSON, headers=headers)
@@ -358,7 +358,7 @@ async def strictness(
     With predictions of this revision, also estimate how many of them are of unknown
     classes.
     """
-    limits = FilingLimits(body.false_alarm, body.probability)
+    limits = AcceptanceLimits(body.false_alarm, body.probability)
     novelty = np.array([sample.novelty for sample in body.samples])
     probability = np.array([sample.probability for sample in body.samples])
     return await asyncio.to_thread(

@@ -307,13 +307,13 @@ class ScoredSample(RequestModel):
 
 
 class StrictnessRequest(RequestModel):
-    """Limits between filed and unsure predictions, and predictions."""
+    """Limits between accepted and unsure predictions, and predictions."""
 
     false_alarm: float = Field(
         0.15, gt=0, lt=1, description="Fraction of known samples above the novelty."
     )
     probability: float = Field(
-        0.7, ge=0, le=1, description="Smallest probability of a filed prediction."
+        0.7, ge=0, le=1, description="Smallest probability of an accepted prediction."
     )
     samples: list[ScoredSample] = Field(
         [],
@@ -551,7 +551,7 @@ class LikelyClass(BaseModel):
     value: float
 
 
-class SampleAnswer(BaseModel):
+class SamplePrediction(BaseModel):
     """The prediction for one sample."""
 
     label: str | None = Field(
@@ -573,7 +573,7 @@ class SampleAnswer(BaseModel):
     )
 
 
-class Predictions(BaseModel):
+class PredictionsRecord(BaseModel):
     """Predictions in the order of the samples."""
 
     model: str
@@ -584,7 +584,7 @@ class Predictions(BaseModel):
         pattern="^(probability|familiarity|score)$",
     )
     threshold: float | None
-    answers: list[SampleAnswer]
+    answers: list[SamplePrediction]
 
 
 class SuggestionRecord(BaseModel):
@@ -629,19 +629,19 @@ class UnknownCount(BaseModel):
 
     unknown: float = Field(description="Number among all samples.")
     unknown_interval: tuple[float, float]
-    filed: float = Field(description="Number among the filed samples.")
-    filed_interval: tuple[float, float]
+    accepted: float = Field(description="Number among the accepted samples.")
+    accepted_interval: tuple[float, float]
 
 
 class StrictnessRecord(BaseModel):
     """What limits of novelty and probability cost."""
 
     revision: int
-    known_not_filed: float | None = Field(
+    known_not_accepted: float | None = Field(
         description="Fraction of samples of known classes that are outside of the "
         "limits or look like another class. Null without a calibration."
     )
-    unknown_filed: float | None = Field(
+    unknown_accepted: float | None = Field(
         description="Fraction of samples of unknown classes within the limits. Null if "
         "too few classes were measured before they were learned."
     )
@@ -734,7 +734,7 @@ class ConfusedClasses(BaseModel):
     true: str
     predicted: str
     n: int
-    share: float = Field(description="Fraction of the samples of the true class.")
+    fraction: float = Field(description="Fraction of the samples of the true class.")
 
 
 class UnknownResult(BaseModel):

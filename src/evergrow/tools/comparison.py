@@ -30,7 +30,7 @@ _SHOWN_RESULTS = (
 
 
 @dataclass(frozen=True)
-class ChangedAnswer:
+class ChangedPrediction:
     """A sample for which two models predict different classes.
 
     Parameters
@@ -64,7 +64,7 @@ class Comparison:
         classes that were renamed or merged since.
     results : pair of Evaluation or None
         Results of both models on test data, with the class names of the second.
-    changed : tuple of ChangedAnswer
+    changed : tuple of ChangedPrediction
         Samples with different predictions.
     """
 
@@ -73,7 +73,7 @@ class Comparison:
     counts: Mapping[str, tuple[int, int]]
     names: Mapping[str, str] = field(default_factory=dict)
     results: tuple[Evaluation, ...] | None = None
-    changed: tuple[ChangedAnswer, ...] = ()
+    changed: tuple[ChangedPrediction, ...] = ()
 
     def recalls(self) -> dict[str, tuple[float | None, float | None]]:
         """Return the recall of every class with both models, None if unknown."""
@@ -216,7 +216,7 @@ def _compare_predictions(
     )
     items = samples.names()
     changed = tuple(
-        ChangedAnswer(items[int(row)], str(label), str(one), str(other))
+        ChangedPrediction(items[int(row)], str(label), str(one), str(other))
         for row, label, one, other in zip(
             rows, labels, first_predictions, second_predictions, strict=True
         )

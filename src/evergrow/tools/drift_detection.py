@@ -74,7 +74,7 @@ class Drift:
     false_alarm: float
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """Fraction of the tested classes that changed."""
         n_changed = sum(entry.changed for entry in self.classes)
         return n_changed / max(len(self.classes), 1)
@@ -120,21 +120,21 @@ def drift(
     >>> from evergrow.tools import drift
     >>> X, y = load_digits(return_X_y=True)
     >>> learner = Learner(None, options={"n_units": 100}).fit(X[:900], y[:900])
-    >>> drift(learner, 16 - X[900:]).share
+    >>> drift(learner, 16 - X[900:]).fraction
     1.0
     """
-    answers = learner.ask(data, false_alarm=false_alarm)
-    best = answers.values.argmax(axis=1)
+    predictions = learner.predictions(data, false_alarm=false_alarm)
+    best = predictions.values.argmax(axis=1)
     labels = None
     if y is not None:
-        n_items = len(answers.rows) + len(answers.failures)
-        labels = as_names(y, n_items)[answers.rows]
-    assert answers.novelty is not None
+        n_items = len(predictions.rows) + len(predictions.failures)
+        labels = as_names(y, n_items)[predictions.rows]
+    assert predictions.novelty is not None
     return find_drift(
         learner.state_.calibration,
-        answers.novelty,
-        answers.classes[best],
-        answers.values.max(axis=1),
+        predictions.novelty,
+        predictions.classes[best],
+        predictions.values.max(axis=1),
         labels,
         false_alarm,
     )

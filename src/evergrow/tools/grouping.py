@@ -102,7 +102,7 @@ def group_unknown(
     Raises
     ------
     InputError
-        If no sample looks novel, or `unknown` has a number that is no row of `data`.
+        If no sample looks novel, or `unknown` has a number that is not a row of `data`.
     UnsupportedError
         If the method of the learner cannot score novelty.
     NotFittedError

@@ -91,7 +91,7 @@ class SortedFile:
         images.
     probability : float or None
         Probability of the class.
-    place : str
+    destination : str
         Destination: folder and file name, relative to the folder of the table; empty if
         the file stays.
     how : {"move", "copy", "link", ""}
@@ -112,7 +112,7 @@ class SortedFile:
     file: str
     answer: str = ""
     probability: float | None = None
-    place: str = ""
+    destination: str = ""
     how: Literal["move", "copy", "link", ""] = ""
     state: Literal["planned", "done", "left", "undoing"] = "left"
     size: int = 0
@@ -123,7 +123,7 @@ class SortedFile:
     @property
     def group(self) -> str:
         """The destination folder; empty if the file stays."""
-        return posixpath.dirname(self.place)
+        return posixpath.dirname(self.destination)
 
 
 def plan_sort(
@@ -221,7 +221,7 @@ def plan_sort(
             staying[found.file] = "it is in its folder already"
             continue
         free = _take_free_name(found.file, used[group])
-        rows.append(replace(row, place=f"{group}/{free}"))
+        rows.append(replace(row, destination=f"{group}/{free}"))
     rows += [
         SortedFile(str(root / name), size=sizes[name], note=reason, folder=str(root))
         for name, reason in staying.items()
@@ -236,7 +236,7 @@ def _class_folders(
     known = {
         row.answer: row.group
         for row in earlier
-        if row.answer and not row.note and row.place
+        if row.answer and not row.note and row.destination
     }
     new = [name for name in classes if name not in known]
     folders = folder_names(new, [unknown, UNSURE, TABLE, *known.values()])
@@ -259,7 +259,7 @@ def _predict_images(
     Without calibrated novelty, no image is unknown.
     """
     alarm = false_alarm if learner.state_.calibration.n else None
-    predictions: list[_Prediction] = []
+    found: list[_Prediction] = []
     failures: dict[str, str] = {}
     for start in range(0, len(names), BLOCK_IMAGES):
         block = names[start : start + BLOCK_IMAGES]
@@ -267,30 +267,32 @@ def _predict_images(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # rows name unreadable files
             try:
-                answers = learner.ask(images, false_alarm=alarm, on_error="skip")
+                predictions = learner.predictions(
+                    images, false_alarm=alarm, on_error="skip"
+                )
             except ImageError as error:  # all images of the block are unreadable
                 failures |= dict.fromkeys(block, str(error))
                 continue
-        failures |= dict(answers.failures)
-        columns = answers.ranked(1)[:, 0]
-        probabilities: list[float | None] = [None] * len(columns)
-        if answers.measure == "probability":
-            probabilities = answers.values.max(axis=1).tolist()
-        unknown = answers.unknown
-        novelty: list[float | None] = [None] * len(columns)
+        failures |= dict(predictions.failures)
+        best = predictions.ranked(1)
+        probabilities: list[float | None] = [None] * len(best)
+        if predictions.measure == "probability":
+            probabilities = predictions.values.max(axis=1).tolist()
+        unknown = predictions.unknown
+        novelty: list[float | None] = [None] * len(best)
         if unknown is None:
-            unknown = np.zeros(len(columns), dtype=bool)
-        if answers.novelty is not None:
-            novelty = answers.novelty.tolist()
-        predictions += map(
+            unknown = np.zeros(len(best), dtype=bool)
+        if predictions.novelty is not None:
+            novelty = predictions.novelty.tolist()
+        found += map(
             _Prediction,
-            [block[row] for row in answers.rows.tolist()],
-            answers.classes[columns].tolist(),
+            [block[row] for row in predictions.rows.tolist()],
+            predictions.classes[best[:, 0]].tolist(),
             probabilities,
             novelty,
             unknown.tolist(),
         )
-    return predictions, failures
+    return found, failures
 
 
 def _resolve_folders(
@@ -347,7 +349,9 @@ def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
     """
     folder = own_folder(out, group, make=False)
     names = os.listdir(folder) if folder.is_dir() else []
-    names += [posixpath.basename(row.place) for row in earlier if row.group == group]
+    names += [
+        posixpath.basename(row.destination) for row in earlier if row.group == group
+    ]
     return set(map(same_name, names))
 
 
@@ -409,13 +413,13 @@ def sort_folder(
     >>> from PIL import Image
     >>> from evergrow import Learner
     >>> from evergrow.tools.sorting import TABLE, sort_folder, undo_sort
-    >>> with tempfile.TemporaryDirectory() as place:
+    >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name, colour in (("day", "white"), ("night", "black")):
-    ...         Path(place, "taught", name).mkdir(parents=True)
+    ...         Path(folder, "taught", name).mkdir(parents=True)
     ...         for number in range(4):
     ...             image = Image.new("RGB", (32, 32), colour)
-    ...             image.save(Path(place, "taught", name, f"{number}.png"))
-    ...     images, out = Path(place, "taught"), Path(place, "out")
+    ...             image.save(Path(folder, "taught", name, f"{number}.png"))
+    ...     images, out = Path(folder, "taught"), Path(folder, "out")
     ...     learner = Learner("test_resnet", weights="random", cache=False).fit(images)
     ...     rows = sort_folder(learner, images, out, "copy", least=0.5)
     ...     print(len(rows), (out / TABLE).is_file(), undo_sort(out / TABLE))
@@ -442,8 +446,10 @@ def sort_folder(
         done = [row for row in (*earlier, *completed) if row.state == "done"]
         before = [*done, *waiting]
         plan = plan_sort(learner, folder, out, **settings, earlier=before)
-        planned = [replace(row, how=how, state="planned") for row in plan if row.place]
-        stays = [row for row in plan if not row.place]
+        planned = [
+            replace(row, how=how, state="planned") for row in plan if row.destination
+        ]
+        stays = [row for row in plan if not row.destination]
         write_table(table, [*before, *planned, *stays])
         done = _put_files(planned, target, progress)
         write_table(table, [*before, *done, *stays])
@@ -516,7 +522,9 @@ def _put_files(
             for row in _with_progress("sorting", planned, progress):
                 reason = _put_file(row, out, scratch)
                 if reason:
-                    row = replace(row, place="", how="", state="left", note=reason)
+                    row = replace(
+                        row, destination="", how="", state="left", note=reason
+                    )
                 else:
                     row = replace(row, state="done")
                 rows.append(row)
@@ -557,7 +565,7 @@ def _put_file(row: SortedFile, out: Path, scratch: Path) -> str:
     Raises errors that affect every file.
     """
     source = Path(row.file)
-    target = own_folder(out, row.group) / posixpath.basename(row.place)
+    target = own_folder(out, row.group) / posixpath.basename(row.destination)
     how = cast(How, row.how)
     try:
         if is_archive(Path(row.folder)):
@@ -654,13 +662,13 @@ def undo_sort(
         remove_leftovers(out, f".{TABLE}.*")
         rows = _begin_undo(path)
         remove_partial_copies(out)
-        _remove_partial_copies(out / row.group for row in rows if row.place)
+        _remove_partial_copies(out / row.group for row in rows if row.destination)
         _remove_partial_copies(
             Path(row.file).parent for row in rows if row.how == "move"
         )
         try:
             for row in _with_progress("undoing", rows[::-1], progress):
-                reason = _undo_row(row, out) if row.place else ""
+                reason = _undo_row(row, out) if row.destination else ""
                 if reason:
                     kept.append(replace(row, note=reason))
         except OSError as error:
@@ -668,7 +676,7 @@ def undo_sort(
                 f"{error.strerror or error}. The other files are as they were; undo "
                 "it again."
             ) from error
-        for group in {row.group for row in rows if row.place}:
+        for group in {row.group for row in rows if row.destination}:
             if not (out / group).is_symlink():
                 _remove_if_empty(out / group)
         if kept:
@@ -716,7 +724,7 @@ def _undo_row(row: SortedFile, out: Path) -> str:
     source = Path(row.file)
     try:
         folder = own_folder(out, row.group, make=False)
-        return _restore_file(row, source, folder / posixpath.basename(row.place))
+        return _restore_file(row, source, folder / posixpath.basename(row.destination))
     except InputError as error:  # the folder was replaced by a link or a file
         return str(error)
     except OSError as error:
@@ -736,7 +744,7 @@ def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
         if holds(source, target, "link"):
             target.unlink()
             return ""
-        return "" if planned else "something else has its place"
+        return "" if planned else "another file has its name"
     if _behind_link(source.parent):
         return f"a link is on the way to {source}: links are not followed"
     if holds(source, target, "copy"):
@@ -747,7 +755,7 @@ def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
     if row.how == "copy":
         return "it was changed, or its original is gone"
     if not stat.S_ISREG(os.lstat(target).st_mode):
-        return "something else has its place"
+        return "another file has its name"
     if os.path.lexists(source) and same_entry(source, target):
         return ""  # its folder was moved back by hand
     with suppress(OSError):  # `put_file` reports the error
@@ -773,7 +781,8 @@ def _remove_unpacked(row: SortedFile, target: Path) -> str:
 # -- table --
 
 _COLUMNS = [field.name for field in fields(SortedFile)]
-_EXACT = ("file", "folder", "answer", "place")  # escaped so that they can be read back
+# Escaped so that they can be read back.
+_EXACT = ("file", "folder", "answer", "destination")
 _PATHS = ("file", "folder")  # with slashes in the table
 _NUMBERS = ("probability", "novelty")  # empty if None
 
@@ -823,13 +832,12 @@ def read_sort_table(path: str | os.PathLike[str]) -> list[SortedFile]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = read_csv_rows(file.read(), title)
         _, header = next(lines, (0, []))
-        # Tables before version 0.4 have no novelty.
-        if header not in (_COLUMNS, _COLUMNS[:-1]):
+        if header != _COLUMNS:
             raise ValueError("its first line is not that of one")
         return [_row(header, cells, line) for line, cells in lines if cells]
     except ValueError as error:
         raise FileFormatError(
-            f"{title} is no table of a sort, or was damaged: {error}"
+            f"{title} is not a table of a sort, or was damaged: {error}"
         ) from error
 
 
@@ -873,14 +881,15 @@ def _check_row(row: SortedFile, line: int) -> None:
         raise ValueError(f"line {line} names {row.file!r} outside of {row.folder!r}")
     if not _ends_like_image(row.file):
         raise ValueError(f"line {line} names {row.file!r}, which is not an image path")
-    if bool(row.place) != (row.state != "left") or bool(row.place) != bool(row.how):
+    stays = not row.destination
+    if stays != (row.state == "left") or stays == bool(row.how):
         raise ValueError(f"line {line} contradicts itself")
-    if not row.place:
+    if stays:
         return
-    place_parts = row.place.split("/")
-    is_below = len(place_parts) == 2 and all(map(_is_plain_name, place_parts))
-    if not (is_below and _ends_like_image(row.place)):
-        raise ValueError(f"line {line} names {row.place!r} outside of its folder")
+    parts = row.destination.split("/")
+    is_below = len(parts) == 2 and all(map(_is_plain_name, parts))
+    if not (is_below and _ends_like_image(row.destination)):
+        raise ValueError(f"line {line} names {row.destination!r} outside of its folder")
 
 
 def _is_plain_name(name: str) -> bool:

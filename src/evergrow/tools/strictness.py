@@ -18,12 +18,12 @@ from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
-    from evergrow.learner.answers import Answers
     from evergrow.learner.calibration import Calibration, ScoredRows
+    from evergrow.learner.predictions import Predictions
 
 
-class FilingLimits(NamedTuple):
-    """Limits between predictions that are filed and those that are unsure.
+class AcceptanceLimits(NamedTuple):
+    """Limits within which a prediction is accepted; all others are unsure.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class FilingLimits(NamedTuple):
 
 
 STRICTNESS = {
-    "few": FilingLimits(0.05, 0.8),
-    "some": FilingLimits(0.15, 0.7),
-    "many": FilingLimits(0.3, 0.7),
+    "few": AcceptanceLimits(0.05, 0.8),
+    "some": AcceptanceLimits(0.15, 0.7),
+    "many": AcceptanceLimits(0.3, 0.7),
 }
 """Limits by how many samples of unknown classes are expected."""
 
@@ -51,7 +51,7 @@ BIN_ALARMS = (0.5, 0.25, 0.1, 0.03)
 """Fractions of known samples above the edges between bins of novelty."""
 
 N_BINS = len(BIN_ALARMS) + 1
-"""Number of bins of novelty, among filed and among other predictions."""
+"""Number of bins of novelty, among accepted and among other predictions."""
 
 N_RESAMPLES = 200
 """Number of bootstrap samples of an interval."""
@@ -67,7 +67,7 @@ _EM_STEPS = 100
 _SMALLEST_FRACTION = 1e-3  # of a bin, so that no bin is impossible
 
 
-def limits_of(strangers: str, probability: float | None = None) -> FilingLimits:
+def limits_of(strangers: str, probability: float | None = None) -> AcceptanceLimits:
     """Return the limits for an expected number of samples of unknown classes.
 
     Parameters
@@ -82,11 +82,11 @@ def limits_of(strangers: str, probability: float | None = None) -> FilingLimits:
     if probability is None:
         return limits
     check_number("least", probability, low=0, high=1)
-    return FilingLimits(limits.false_alarm, float(probability))
+    return AcceptanceLimits(limits.false_alarm, float(probability))
 
 
 def unsure_mask(
-    calibration: Calibration, answers: Answers, limits: FilingLimits
+    calibration: Calibration, predictions: Predictions, limits: AcceptanceLimits
 ) -> NDArray[np.bool_]:
     """Return which predictions are outside of the limits.
 
@@ -98,9 +98,9 @@ def unsure_mask(
     calibration : Calibration
         The held-out rows of the model. Without any, only the limit of probability
         holds.
-    answers : Answers
+    predictions : Predictions
         Predictions of the model. Without novelty, only the limit of probability holds.
-    limits : FilingLimits
+    limits : AcceptanceLimits
         The limits.
 
     Examples
@@ -112,24 +112,24 @@ def unsure_mask(
     >>> y = np.arange(300) % 6
     >>> X = rng.normal(size=(300, 8)) + 4 * np.eye(8)[y]
     >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
-    >>> answers = learner.ask(X[:100], false_alarm=0.05)
-    >>> mask = unsure_mask(learner.state_.calibration, answers, STRICTNESS["few"])
+    >>> predictions = learner.predictions(X[:100], false_alarm=0.05)
+    >>> mask = unsure_mask(learner.state_.calibration, predictions, STRICTNESS["few"])
     >>> mask.shape
     (100,)
     """
-    mask = np.zeros(len(answers.values), dtype=bool)
-    if answers.measure == "probability":
-        mask |= answers.values.max(axis=1) < limits.probability
-    if answers.novelty is not None and calibration.n:
+    mask = np.zeros(len(predictions.values), dtype=bool)
+    if predictions.measure == "probability":
+        mask |= predictions.values.max(axis=1) < limits.probability
+    if predictions.novelty is not None and calibration.n:
         # A novelty that is not finite is outside, too.
-        mask |= ~(answers.novelty <= calibration.threshold(limits.false_alarm))
-    if answers.unknown is not None:
-        mask |= answers.unknown
+        mask |= ~(predictions.novelty <= calibration.threshold(limits.false_alarm))
+    if predictions.unknown is not None:
+        mask |= predictions.unknown
     return np.asarray(mask)
 
 
 def unsure_predictions(
-    calibration: Calibration, answers: Answers, strangers: str = USUAL
+    calibration: Calibration, predictions: Predictions, strangers: str = USUAL
 ) -> NDArray[np.bool_] | None:
     """Return which predictions are unsure; None if they have scores only.
 
@@ -137,7 +137,7 @@ def unsure_predictions(
     ----------
     calibration : Calibration
         The held-out rows of the model.
-    answers : Answers
+    predictions : Predictions
         Predictions of the model.
     strangers : {"few", "some", "many"}, default="some"
         How many samples of unknown classes to expect.
@@ -149,41 +149,42 @@ def unsure_predictions(
     >>> from evergrow.tools.strictness import unsure_predictions
     >>> learner = Learner(None, options={"n_units": 20})
     >>> learner = learner.fit(np.eye(4).repeat(6, axis=0), list("abcd") * 6)
-    >>> answers = learner.ask(np.eye(4), false_alarm=0.05)
-    >>> unsure_predictions(learner.state_.calibration, answers)
+    >>> predictions = learner.predictions(np.eye(4), false_alarm=0.05)
+    >>> unsure_predictions(learner.state_.calibration, predictions)
     array([ True,  True,  True,  True])
     """
     limits = limits_of(strangers)
-    if answers.measure == "score":
+    if predictions.measure == "score":
         return None
-    return unsure_mask(calibration, answers, limits)
+    return unsure_mask(calibration, predictions, limits)
 
 
 @dataclass(frozen=True)
 class ExpectedRates:
-    """What limits cost, measured on held-out rows.
+    """Fractions of samples that limits reject or accept, measured on held-out rows.
 
     Parameters
     ----------
-    known_not_filed : float
-        Fraction of samples of known classes that are not filed under their class.
-    unknown_filed : float or None
-        Fraction of samples of unknown classes that are filed. None if no class was
+    known_not_accepted : float
+        Fraction of samples of known classes that are not accepted under their
+        class.
+    unknown_accepted : float or None
+        Fraction of samples of unknown classes that are accepted. None if no class was
         measured while it was unknown.
     """
 
-    known_not_filed: float
-    unknown_filed: float | None
+    known_not_accepted: float
+    unknown_accepted: float | None
 
 
-def expected_rates(calibration: Calibration, limits: FilingLimits) -> ExpectedRates:
-    """Return what limits cost.
+def expected_rates(calibration: Calibration, limits: AcceptanceLimits) -> ExpectedRates:
+    """Return the fractions of samples that limits reject or accept.
 
     Parameters
     ----------
     calibration : Calibration
         The held-out rows of a model.
-    limits : FilingLimits
+    limits : AcceptanceLimits
         The limits.
 
     Examples
@@ -196,26 +197,26 @@ def expected_rates(calibration: Calibration, limits: FilingLimits) -> ExpectedRa
     >>> X = rng.normal(size=(300, 8)) + 4 * np.eye(8)[y]
     >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
     >>> rates = expected_rates(learner.state_.calibration, STRICTNESS["some"])
-    >>> 0.1 < rates.known_not_filed < 0.3
+    >>> 0.1 < rates.known_not_accepted < 0.3
     True
     """
     threshold = calibration.threshold(limits.false_alarm)
     known = calibration.known_rows()
     unknown = calibration.unknown_rows()
-    is_filed = _is_filed(known, threshold, limits)
-    not_filed = 1.0 - float(np.average(is_filed, weights=known.weights))
-    unknown_filed = None
+    is_accepted = _is_accepted(known, threshold, limits)
+    not_accepted = 1.0 - float(np.average(is_accepted, weights=known.weights))
+    unknown_accepted = None
     n_classes = len(np.unique(unknown.codes))
     if n_classes >= MIN_UNKNOWN_CLASSES:
-        filed = _is_filed(unknown, threshold, limits)
-        measured = float(np.average(filed, weights=unknown.weights))
+        accepted = _is_accepted(unknown, threshold, limits)
+        measured = float(np.average(accepted, weights=unknown.weights))
         # One more class, which looks known, stands for the classes not measured.
-        unknown_filed = (n_classes * measured + 1.0 - not_filed) / (n_classes + 1)
-    return ExpectedRates(not_filed, unknown_filed)
+        unknown_accepted = (n_classes * measured + 1.0 - not_accepted) / (n_classes + 1)
+    return ExpectedRates(not_accepted, unknown_accepted)
 
 
-def _is_filed(
-    rows: ScoredRows, threshold: float, limits: FilingLimits
+def _is_accepted(
+    rows: ScoredRows, threshold: float, limits: AcceptanceLimits
 ) -> NDArray[np.bool_]:
     """Return a mask of the rows within both limits."""
     return np.asarray(
@@ -233,26 +234,26 @@ class UnknownEstimate:
         Number among all samples.
     unknown_interval : tuple of float
         Its interval.
-    filed : float
-        Number among the filed samples.
-    filed_interval : tuple of float
+    accepted : float
+        Number among the accepted samples.
+    accepted_interval : tuple of float
         Its interval.
     """
 
     unknown: float
     unknown_interval: tuple[float, float]
-    filed: float
-    filed_interval: tuple[float, float]
+    accepted: float
+    accepted_interval: tuple[float, float]
 
 
 def estimate_unknown(
     calibration: Calibration,
     novelty: NDArray[np.float64],
     probability: NDArray[np.float64],
-    limits: FilingLimits,
+    limits: AcceptanceLimits,
     seed: int = 0,
 ) -> UnknownEstimate | None:
-    """Estimate how many of some samples are of unknown classes, and filed anyway.
+    """Estimate how many samples are of unknown classes, and how many are accepted.
 
     The samples are a mixture of known ones, of unknown ones like those in the
     calibration, and of unknown ones above the highest bin of novelty. The fractions
@@ -267,8 +268,8 @@ def estimate_unknown(
         Novelty scores of the samples.
     probability : ndarray of shape (n,)
         Largest class probability of each sample.
-    limits : FilingLimits
-        The limits within which samples are filed.
+    limits : AcceptanceLimits
+        The limits within which samples are accepted.
     seed : int, default=0
         Seed of the bootstrap.
 
@@ -286,11 +287,12 @@ def estimate_unknown(
     >>> y = np.arange(400) % 8
     >>> X = rng.normal(size=(400, 9)) + 3 * rng.normal(size=(8, 9))[y]
     >>> learner = Learner(None, options={"n_units": 20}).fit(X, y)
-    >>> answers = learner.ask(3 * rng.normal(size=(50, 9)), false_alarm=0.05)
+    >>> new = 3 * rng.normal(size=(50, 9))
+    >>> predictions = learner.predictions(new, false_alarm=0.05)
     >>> found = estimate_unknown(
     ...     learner.state_.calibration,
-    ...     answers.novelty,
-    ...     answers.values.max(axis=1),
+    ...     predictions.novelty,
+    ...     predictions.values.max(axis=1),
     ...     STRICTNESS["some"],
     ... )
     >>> found.unknown > 25
@@ -312,26 +314,28 @@ def estimate_unknown(
     class_fractions = np.stack([*per_class, known_fractions])
     sample_bins = binning.of_rows(novelty, probability)
     counts = np.bincount(sample_bins, minlength=2 * N_BINS)
-    shares = _unknown_shares(known_fractions, class_fractions.mean(axis=0), counts)
+    unknown_fractions = _unknown_fractions(
+        known_fractions, class_fractions.mean(axis=0), counts
+    )
 
     rng = np.random.default_rng(derive_seed(seed, "strictness", "bootstrap"))
     draws = []
     for _ in range(N_RESAMPLES):
         row_weights = known.weights * rng.exponential(size=len(known))
         class_weights = rng.dirichlet(np.ones(len(class_fractions)))
-        drawn_shares = _unknown_shares(
+        drawn_fractions = _unknown_fractions(
             _fractions(known_bins, row_weights),
             class_weights @ class_fractions,
             rng.multinomial(len(novelty), counts / len(novelty)),
         )
         # The fraction per bin is expected; the number of unknown samples varies.
-        draws.append(rng.binomial(counts, drawn_shares))
+        draws.append(rng.binomial(counts, drawn_fractions))
     unknown_counts = np.array(draws)
     return UnknownEstimate(
-        unknown=float(shares @ counts),
+        unknown=float(unknown_fractions @ counts),
         unknown_interval=_interval(unknown_counts.sum(axis=1)),
-        filed=float(shares[N_BINS:] @ counts[N_BINS:]),
-        filed_interval=_interval(unknown_counts[:, N_BINS:].sum(axis=1)),
+        accepted=float(unknown_fractions[N_BINS:] @ counts[N_BINS:]),
+        accepted_interval=_interval(unknown_counts[:, N_BINS:].sum(axis=1)),
     )
 
 
@@ -342,16 +346,16 @@ def _interval(draws: NDArray[np.int64]) -> tuple[float, float]:
 
 
 class _Binning(NamedTuple):
-    """The bins of samples: by novelty, the first half not filed, the second filed.
+    """Bins by novelty: the first half for unsure samples, the second for accepted ones.
 
     Parameters
     ----------
     edges : ndarray of shape (N_BINS - 1,)
         Edges between bins of novelty, ascending.
     threshold : float
-        Largest novelty of filed samples.
+        Largest novelty of accepted samples.
     probability : float
-        Smallest probability of filed samples.
+        Smallest probability of accepted samples.
     """
 
     edges: NDArray[np.float64]
@@ -359,7 +363,7 @@ class _Binning(NamedTuple):
     probability: float
 
     @classmethod
-    def of(cls, calibration: Calibration, limits: FilingLimits) -> _Binning:
+    def of(cls, calibration: Calibration, limits: AcceptanceLimits) -> _Binning:
         """Return the bins of a model, with the same fractions of known samples."""
         edges = np.array([calibration.threshold(rate) for rate in BIN_ALARMS])
         threshold = calibration.threshold(limits.false_alarm)
@@ -369,8 +373,8 @@ class _Binning(NamedTuple):
         self, novelty: NDArray[np.float64], probability: NDArray[np.float64]
     ) -> NDArray[np.int64]:
         """Return the bin of each row, from 0 to ``2 * N_BINS - 1``."""
-        is_filed = (novelty <= self.threshold) & (probability >= self.probability)
-        return np.asarray(np.searchsorted(self.edges, novelty) + N_BINS * is_filed)
+        is_accepted = (novelty <= self.threshold) & (probability >= self.probability)
+        return np.asarray(np.searchsorted(self.edges, novelty) + N_BINS * is_accepted)
 
 
 def _fractions(
@@ -381,7 +385,7 @@ def _fractions(
     return np.asarray(totals / totals.sum())
 
 
-def _unknown_shares(
+def _unknown_fractions(
     known: NDArray[np.float64],
     unknown: NDArray[np.float64],
     counts: NDArray[np.int64],
@@ -391,7 +395,7 @@ def _unknown_shares(
     Parameters
     ----------
     known, unknown : ndarray of shape (2 * N_BINS,)
-        Fraction of known and of unknown rows in each bin. The last half is filed.
+        Fraction of known and of unknown rows in each bin. The last half is accepted.
     counts : ndarray of shape (2 * N_BINS,)
         Samples in each bin.
     """

@@ -239,7 +239,7 @@ class _DuplicateFilter:
             self.accepted = head.whitened(X).astype(np.float32)
 
     def take(self, X: NDArray[Any], rows: NDArray[np.int64], n: int) -> list[int]:
-        """Accept and return the first `n` rows that are no near-duplicates.
+        """Accept and return the first `n` rows that are not near-duplicates.
 
         Parameters
         ----------

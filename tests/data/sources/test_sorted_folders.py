@@ -44,7 +44,7 @@ def test_classes_have_their_names_and_doubtful_images_are_left_out(tree: Tree) -
 
 
 @pytest.mark.parametrize(
-    "table", ["answer;place;note\n1;2;3\n", "answer,place,note\n1"]
+    "table", ["answer;destination;note\n1;2;3\n", "answer,destination,note\n1"]
 )
 def test_with_a_damaged_table_the_usual_folders_are_left_out(
     tree: Tree, table: str
@@ -58,7 +58,7 @@ def test_with_a_damaged_table_the_usual_folders_are_left_out(
 
 def test_without_a_class_the_message_says_what_to_do(tree: Tree) -> None:
     root = tree({"unknown": 2})
-    (root / "sorted.csv").write_text("answer,place,note\n")
+    (root / "sorted.csv").write_text("answer,destination,note\n")
     with pytest.raises(InputError, match="Move images out of 'unknown' into folders"):
         read_parts(root)
 

@@ -121,7 +121,7 @@ def test_only_finished_runs_are_skipped(
     (first.folder / ".half.json.abc.part").write_text('{"schema"')
     third = run(folder / "spec.toml")
     assert [step.action for step in third.steps] == ["skip", "run"]
-    assert "no whole JSON" in third.steps[1].note
+    assert "not valid JSON" in third.steps[1].note
     assert load_record(damaged).status == "ok"
     assert [path.suffix for path in first.folder.iterdir()] == [".json", ".json"]
 

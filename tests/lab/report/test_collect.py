@@ -23,7 +23,7 @@ def test_invalid_files_are_named_with_the_problem_but_without_paths(
     assert len(collected.runs) == 1
     reasons = collected.left_out
     assert set(reasons) == {"half.json", "lines.json", "poor.json"}
-    assert "no whole JSON" in reasons["half.json"]
+    assert "not valid JSON" in reasons["half.json"]
     assert "should have matrix" in reasons["poor.json"]
     assert str(folder.parent) not in str(reasons)
 

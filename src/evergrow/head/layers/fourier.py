@@ -44,7 +44,7 @@ MIN_UNITS = 2048
 MAX_UNITS = 3000
 """Default width: units per feature, within bounds.
 
-See ``docs/how-it-works.md`` for measurements.
+See ``docs/results.md`` for measurements.
 """
 
 MIN_ORDER = 64

@@ -3,7 +3,7 @@
 import { action, fill, make, plural } from "./dom.js";
 import { askFor, openWindow } from "./dialogs.js";
 import { curveSection } from "./curve.js";
-import { keepOnServer, syncKept, whereKept } from "./kept.js";
+import { keepOnServer, syncKept, whereKept } from "./imagestore.js";
 import { Problem } from "./api.js";
 import { attempt, confirmDone } from "./notice.js";
 import { countOf, nearCopies } from "./samples.js";

@@ -5,7 +5,7 @@ import { clearDraft, keepDraft } from "./drafts.js";
 import { askFor, field, meantName, openMenu } from "./dialogs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { importImages } from "./importing.js";
-import { bringsFiles, chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./intake.js";
+import { bringsFiles, chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./inputs.js";
 import { holdButton } from "./recording.js";
 import { countOf, typedSamples, worries } from "./samples.js";
 import { thumb } from "./thumbs.js";

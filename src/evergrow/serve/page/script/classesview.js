@@ -5,7 +5,7 @@ import { ClassCard } from "./classcard.js";
 import { meantName } from "./dialogs.js";
 import { moveDraft } from "./drafts.js";
 import { importImages } from "./importing.js";
-import { chooser, fromTransfer, imagesIn } from "./intake.js";
+import { chooser, fromTransfer, imagesIn } from "./inputs.js";
 import { attempt } from "./notice.js";
 import { countOf, folded, lastLabel } from "./samples.js";
 import { thumb } from "./thumbs.js";

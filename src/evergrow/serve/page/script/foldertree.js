@@ -18,7 +18,7 @@ export function countShared(paths) {
 
 /**
  * Return a tree of the folders of images. Folders that may be classes have the CSS class "outer" or "inner".
- * @param {Array} images - Images from intake.js.
+ * @param {Array} images - Images from inputs.js.
  */
 export function folderTree(images) {
   const paths = images.map(foldersOf);

@@ -6,7 +6,7 @@ import { countShared, foldersOf, folderTree } from "./foldertree.js";
 import { teachZip } from "./jobs.js";
 import { confirmDone } from "./notice.js";
 import { complain, readImages } from "./reading.js";
-import { syncKept } from "./kept.js";
+import { syncKept } from "./imagestore.js";
 import { guardLeaving } from "./leaving.js";
 import { countToHold, folded, labelling, newSample, presentEvent, raiseRefused } from "./samples.js";
 import { keep, keepSettings } from "./store.js";
@@ -24,7 +24,7 @@ export const brought = { images: null };
 /**
  * Teach images as one change, after questions about unclear ones. Images without a class go to Review.
  * @param {OpenModel} model - The model.
- * @param {Array} images - Images from intake.js.
+ * @param {Array} images - Images from inputs.js.
  * @param {HTMLElement} container - Element in which progress is shown.
  * @param {string|null} label - Class of all images. Default: the name of the folder of each.
  */

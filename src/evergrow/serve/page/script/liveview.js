@@ -6,7 +6,7 @@ import * as camera from "./camera.js";
 import { meantName } from "./dialogs.js";
 import { fromVideo } from "./imaging.js";
 import { settleCopies } from "./importing.js";
-import { chooser, fromTransfer, imagesIn } from "./intake.js";
+import { chooser, fromTransfer, imagesIn } from "./inputs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { keptContentOf } from "./reading.js";
 import { caution, isUnknown, raiseRefused, rivalOf, typedSamples } from "./samples.js";

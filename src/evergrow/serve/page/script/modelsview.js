@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { brought } from "./importing.js";
-import { bringsFiles, chooser, fromTransfer, imagesIn } from "./intake.js";
+import { bringsFiles, chooser, fromTransfer, imagesIn } from "./inputs.js";
 import { phoneButton } from "./phone.js";
 import { deleteModel } from "./deleting.js";
 import { askToRemove } from "./sortkeeping.js";

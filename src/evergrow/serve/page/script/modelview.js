@@ -2,7 +2,7 @@
 
 import { fill, iconButton, make, plural } from "./dom.js";
 import { brought } from "./importing.js";
-import { bringsFiles, fromTransfer } from "./intake.js";
+import { bringsFiles, fromTransfer } from "./inputs.js";
 import { attempt, confirmDone } from "./notice.js";
 import { ClassesView } from "./classesview.js";
 import { LiveView } from "./liveview.js";

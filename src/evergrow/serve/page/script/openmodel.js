@@ -2,7 +2,7 @@
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
 import { cardsOf, holdOut } from "./cards.js";
-import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
+import { evaluateKept, removeKept, syncKept, takeOver } from "./imagestore.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
 import {
   bodyOf, divideIntoRequests, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,

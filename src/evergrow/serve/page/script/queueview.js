@@ -4,9 +4,9 @@ import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js
 import { meantName } from "./dialogs.js";
 import { clearDraft, keepDraft } from "./drafts.js";
 import { toReview } from "./importing.js";
-import { chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./intake.js";
+import { chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./inputs.js";
 import { attempt, showProblem } from "./notice.js";
-import { syncKept, whereKept } from "./kept.js";
+import { syncKept, whereKept } from "./imagestore.js";
 import { caution, countOf, folded, isUnknown, nearestOf, rivalOf, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
 import {
@@ -24,7 +24,7 @@ export class QueueView {
     this.problems = make("div.problems");
     this.desk = make("div.desk");
     this.where = make("p.hint");
-    this.element = make("div.queue", {}, this.problems, this.desk, this.where, this.intake());
+    this.element = make("div.queue", {}, this.problems, this.desk, this.where, this.inputs());
     model.addEventListener("change", () => this.follow());
     document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
     this.follow();
@@ -36,7 +36,7 @@ export class QueueView {
   }
 
   /** Return the field or the buttons that add samples to the queue. */
-  intake() {
+  inputs() {
     if (this.model.kind !== "images") {
       const box = make("textarea", {
         rows: 3, placeholder: "One per line, without a label", aria: { label: "Without a label, one per line" },

@@ -14,7 +14,7 @@ export async function keptContentOf(image) {
 
 /**
  * Read images. Those that cannot be read are left out.
- * @param {Array} images - Images from intake.js.
+ * @param {Array} images - Images from inputs.js.
  * @param {function(number, number)} onProgress - Called with the number of images that were read, and of all.
  * @returns {Promise<{read: Array, bad: string[]}>} Images as { image, content }, and messages about unreadable ones.
  */

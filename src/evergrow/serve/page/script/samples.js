@@ -193,7 +193,7 @@ export function lessonOf(kind, samples, labels) {
 /** Return a text or a row of numbers as text. */
 export const wordsOf = (sample) => sample.text ?? sample.row.map((value) => Number(value.toPrecision(4))).join(", ");
 
-/** Return typed lines as samples of a model of texts or features. Raise an error for lines that are no numbers. */
+/** Return typed lines as samples of a model of texts or features. Raise an error for lines that are not numbers. */
 export function typedSamples(kind, typed) {
   const lines = typed.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
   if (kind === "texts") return lines.map((text) => ({ text }));

@@ -153,14 +153,14 @@ function lineOf(item, limits) {
   const novelty = item.novelty === null || item.error ? "" : Number(item.novelty.toPrecision(6));
   const name = item.moved ? classOfGroup(group) ?? "" : isPredicted && item.label || "";
   const note = item.moved ? "corrected" : item.error;
-  const place = classOfGroup(group) ?? group;
-  return [item.image.name, name, probability, place, note, novelty].map(cellOf).join(",");
+  const destination = classOfGroup(group) ?? group;
+  return [item.image.name, name, probability, destination, note, novelty].map(cellOf).join(",");
 }
 
 /** Return a CSV table of all items. */
 export function tableOf(items, limits) {
   const lines = items.filter((item) => item.done).map((item) => `${lineOf(item, limits)}\r\n`);
-  return new Blob([`file,answer,probability,place,note,novelty\r\n${lines.join("")}`], { type: "text/csv" });
+  return new Blob([`file,answer,probability,destination,note,novelty\r\n${lines.join("")}`], { type: "text/csv" });
 }
 
 /** Return a similar name that is valid for files and folders on every system. */

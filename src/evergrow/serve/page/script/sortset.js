@@ -6,7 +6,7 @@
  * each change and read the store again.
  */
 
-import { imageFromStore } from "./intake.js";
+import { imageFromStore } from "./inputs.js";
 import { labelling, presentEvent, renamedSince } from "./samples.js";
 import { classOfGroup, groupOfClass, itemOf, NO_PREDICTION } from "./sorting.js";
 import { dropSorted, isLasting, keepSorted, sortedBytes, sortedOf } from "./store.js";

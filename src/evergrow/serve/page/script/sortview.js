@@ -4,7 +4,7 @@ import { save } from "./api.js";
 import { announce, fill, iconButton, make, plural } from "./dom.js";
 import { askFor, field, meantName } from "./dialogs.js";
 import { settleCopies } from "./importing.js";
-import { chooser, IMAGES_AND_ZIPS, imagesIn } from "./intake.js";
+import { chooser, IMAGES_AND_ZIPS, imagesIn } from "./inputs.js";
 import { attempt, confirmDone } from "./notice.js";
 import { keptContentOf } from "./reading.js";
 import { guardLeaving } from "./leaving.js";

@@ -145,7 +145,7 @@ function shareOfStrangers(fraction) {
 }
 
 /** Return in words what limits cost. */
-export function costInWords({ known_not_filed: notFiled, unknown_filed: filed }) {
+export function costInWords({ known_not_accepted: notFiled, unknown_accepted: filed }) {
   if (notFiled === null) {
     return "The model cannot recognise strangers yet. Teach two or more images of a class at once.";
   }
@@ -158,7 +158,7 @@ export function costInWords({ known_not_filed: notFiled, unknown_filed: filed })
 }
 
 /** Return sentences about how many unknown things are noticed. */
-export function noticedInWords({ known_not_filed: notFiled, unknown_filed: filed }, kind) {
+export function noticedInWords({ known_not_accepted: notFiled, unknown_accepted: filed }, kind) {
   if (notFiled === null) {
     return ["It cannot tell yet what it was never taught. Teach two or more examples of a class at once."];
   }
@@ -177,8 +177,8 @@ export function noticedInWords({ known_not_filed: notFiled, unknown_filed: filed
 /** Return in words how many of n filed images may be strangers. */
 export function estimateInWords({ estimate, scale }, n) {
   if (estimate === null || !n) return "";
-  const [low, high] = estimate.filed_interval.map((value) => Math.min(n, Math.round(scale * value)));
-  const filed = Math.min(n, Math.round(scale * estimate.filed));
+  const [low, high] = estimate.accepted_interval.map((value) => Math.min(n, Math.round(scale * value)));
+  const filed = Math.min(n, Math.round(scale * estimate.accepted));
   const range = low === high ? "" : ` (probably ${low} to ${high})`;
   const images = n === 1 ? "the one filed image" : `the ${n.toLocaleString("en")} filed images`;
   return `Of ${images}, about ${filed}${range} may be strangers.`;

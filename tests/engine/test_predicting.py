@@ -16,7 +16,7 @@ from evergrow.core.errors import EngineError, ParameterError
 from evergrow.data import read
 from evergrow.data.items import Images
 from evergrow.engine import LocalEngine
-from evergrow.engine.parquet_out import write_answers
+from evergrow.engine.parquet_out import write_predictions
 from evergrow.features import create_backbone
 from evergrow.tools.strictness import STRICTNESS
 
@@ -75,7 +75,7 @@ def test_predict_writes_one_table(model: Learner, data: Path, tmp_path: Path) ->
     tally = engine.predict(model, data, top=2, false_alarm=0.05)
     assert tally.to_values()["rows"] == 300
     table = pq.read_table(tmp_path / "job" / "predict").to_pydict()
-    asked = model.ask(points()[0], false_alarm=0.05)
+    asked = model.predictions(points()[0], false_alarm=0.05)
     labels = asked.classes[asked.ranked(1)[:, 0]]
     assert table["label"] == [
         None if strange else label
@@ -90,7 +90,7 @@ def test_predict_marks_unsure_samples(
 ) -> None:
     import pyarrow.parquet as pq
 
-    answers = model.ask(points()[0], false_alarm=0.05)
+    predictions = model.predictions(points()[0], false_alarm=0.05)
     n_unsure = []
     for strangers in ("few", "many"):
         engine = LocalEngine(**SMALL, folder=tmp_path / strangers)
@@ -98,10 +98,10 @@ def test_predict_marks_unsure_samples(
         table = pq.read_table(tmp_path / strangers / "predict").to_pydict()
         limits = STRICTNESS[strangers]
         threshold = model.state_.threshold(limits.false_alarm)
-        expected = (answers.values.max(axis=1) < limits.probability) | (
-            answers.novelty > threshold
+        expected = (predictions.values.max(axis=1) < limits.probability) | (
+            predictions.novelty > threshold
         )
-        assert table["unsure"] == (expected | answers.unknown).tolist()
+        assert table["unsure"] == (expected | predictions.unknown).tolist()
         n_unsure.append(sum(table["unsure"]))
     assert n_unsure[0] < n_unsure[1]
 
@@ -118,9 +118,9 @@ def test_predict_rewrites_damaged_tables(model, data, tmp_path, monkeypatch) -> 
 
     def write(path, **settings):
         written.append(path.name)
-        return write_answers(path, **settings)
+        return write_predictions(path, **settings)
 
-    monkeypatch.setattr("evergrow.engine.worker_tasks.write_answers", write)
+    monkeypatch.setattr("evergrow.engine.worker_tasks.write_predictions", write)
     engine.predict(model, data)
     assert written == [files[place].name for place in (3, 5, 6)]
     assert [

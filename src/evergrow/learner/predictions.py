@@ -1,4 +1,4 @@
-"""The result of `Learner.ask`: labels, probabilities and novelty of samples."""
+"""The result of `Learner.predictions`: labels, probabilities and novelty of samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evergrow.data.inputs import as_labels
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Predictions:
     """Predictions for samples, one row per readable sample.
 
     Parameters
@@ -49,8 +49,9 @@ class Answers:
     >>> y = np.arange(40) % 2
     >>> columns = {"a": 3.0 * y, "b": np.linspace(0, 1, 40)}
     >>> frame = pandas.DataFrame(columns, index=[f"s{n}" for n in range(40)])
-    >>> answers = Learner(None, options={"n_units": 20}).fit(frame, y).ask(frame)
-    >>> answers.to_frame()["class"].loc[["s0", "s1"]].tolist()
+    >>> learner = Learner(None, options={"n_units": 20}).fit(frame, y)
+    >>> predictions = learner.predictions(frame)
+    >>> predictions.to_frame()["class"].loc[["s0", "s1"]].tolist()
     [0, 1]
     """
 
@@ -74,8 +75,8 @@ class Answers:
         """Return the columns of the `top` most likely classes per row, best first."""
         return (-self.values).argsort(axis=1, kind="stable")[:, :top]
 
-    def part(self, rows: slice) -> Answers:
-        """Return the answers in a slice, with rows from 0 on and without failures."""
+    def part(self, rows: slice) -> Predictions:
+        """Return a slice of the predictions, with rows from 0 on and no failures."""
         names = ("values", "novelty", "unknown", "threshold", "index")
         selected = {
             name: getattr(self, name)[rows]
@@ -108,7 +109,7 @@ class Answers:
         check_choice("library", library, ("pandas", "polars"))
         check_integer("top", top)
         module: Any = import_extra(
-            library, extra=library, purpose=f"answers as a frame of {library}"
+            library, extra=library, purpose=f"predictions as a frame of {library}"
         )
         ranked = self.ranked(top)
         values = np.take_along_axis(self.values, ranked, axis=1)
