@@ -145,7 +145,7 @@ def test_an_image_in_two_classes_gives_a_warning(shell, images):
     sharded = ("--engine", "local", "--set", "shard_rows=4")
     values = shell.json("fit", images, "-m", "s.evg", *options, *sharded, code=1)
     assert values["warnings"] == [line]
-    values = shell.json("update", "s.evg", images, *sharded, code=1)
+    values = shell.json("update", "p.evg", images, *sharded, code=1)
     assert values["warnings"] == [line]
 
 
@@ -185,7 +185,7 @@ def test_a_class_named_like_a_part_of_the_data_is_refused_unless_accepted(
     shell.run(*sharded, code=2)
     assert not Path("p.evg").exists()
     values = shell.json("fit", images, "-m", "p.evg", *options, "--as-is")
-    assert sorted(values["classes"]) == sorted([name, "standing"])
+    assert sorted(values["classes"]) == sorted([name, "slanted", "standing"])
     with unchanged(Path("p.evg")):
         assert "add --as-is" in shell.run("update", "p.evg", images, code=2).stderr
 

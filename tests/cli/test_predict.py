@@ -96,9 +96,15 @@ def test_a_model_of_one_class_says_how_familiar_samples_are(shell, tmp_path):
     result = shell.run("predict", "one.evg", "some.npy")
     assert "one class and nothing to compare it with" in result.stderr
     assert result.stdout.split()[:3] == ["item", "class", "familiarity"]
-    known = shell.json("predict", "one.evg", "some.npy")["predictions"][:3]
-    assert all(0 < row["familiarity"] < 1 for row in known)
-    assert "probability" not in known[0]
+    rows = shell.json("predict", "one.evg", "some.npy")["predictions"]
+    learner = open_model("one.evg")
+    novelty = learner.novelty_score(np.load("some.npy"))
+    expected = learner.state_.calibration.familiarity(novelty)
+    values = [row["top"][0]["familiarity"] for row in rows]
+    np.testing.assert_allclose(values, expected)
+    assert max(values[:3]) > 0.2
+    assert values[3:] == [0, 0, 0]
+    assert "probability" not in rows[0]
 
 
 def test_strangers_prints_what_its_limits_cost(shell, model, asked):
