@@ -1,4 +1,4 @@
-"""Print the tables of docs/compare.md and of the README from the records of compare.py.
+"""Print the tables of docs/compare.md, docs/results.md and the README from the records.
 
 Command:   python experiments/compare_table.py
 """
@@ -240,6 +240,27 @@ def units_table(records: Records) -> str:
     return table(head, rows())
 
 
+def adaptation_table(records: Records) -> str:
+    """Return the accuracy of all and of later classes, frozen and adapted."""
+    fields = {"accuracy": "all classes", "second_half": "later classes"}
+    networks = ("", "full", "auto")
+    head = ["data"]
+    for title in fields.values():
+        head += [f"{title}: {adapted or 'frozen'}" for adapted in networks]
+
+    def rows() -> Iterator[list[str]]:
+        columns = []
+        for field in fields:
+            for adapted in networks:
+                row = Row("", "evergrow", "best", adapted)
+                columns.append([records.value(name, row, field) for name in FAR])
+        for index, title in enumerate(FAR.values()):
+            yield [title, *(show(values[index]) for values in columns)]
+        yield ["mean", *(show(mean(values)) for values in columns)]
+
+    return table(head, rows())
+
+
 def readme_table(records: Records) -> str:
     """Return the table of the README."""
     by_title = {row.title: row for row in ROWS}
@@ -271,6 +292,7 @@ def main() -> None:
         vector_table,
         time_table,
         units_table,
+        adaptation_table,
         readme_table,
     ):
         sys.stdout.write(f"{make(records)}\n\n")

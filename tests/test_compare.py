@@ -40,6 +40,11 @@ def test_tables_of_the_page_are_those_of_the_records(table):
         assert make(records) in page
 
 
+def test_table_of_adaptation_is_that_of_the_records(table):
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert table.adaptation_table(table.Records()) in page
+
+
 def test_table_of_the_readme_is_that_of_the_records(table):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert table.readme_table(table.Records()) in readme

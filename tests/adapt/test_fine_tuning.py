@@ -92,7 +92,7 @@ def test_the_estimate_changes_no_weight(capfd: pytest.CaptureFixture[str]) -> No
     items, y = stripes(3, 8)
     tuning = FineTuning(tiny_vit(), items, y, QUICK, seed=0)
     before = hash_weights(tuning.network)
-    tuning.show_estimate(enabled=True)
+    tuning.show_estimate()
     assert hash_weights(tuning.network) == before
     said = " ".join(capfd.readouterr().err.split())
     assert "Adapting vit_tiny_patch16_224: 6 steps, about 1 s on" in said
@@ -126,6 +126,27 @@ def test_a_network_that_cannot_be_trained_is_refused() -> None:
         adapt(tiny_vit(), items, y, QUICK.changed(max_megabytes=1e-9))
     with pytest.raises(ParameterError, match="must not be adapted already"):
         adapt(adapt(tiny_vit(), items, y, QUICK), items, y, QUICK)
+
+
+def test_a_module_without_parameters_to_train_is_refused() -> None:
+    """A network of two operations without weights."""
+    items, y = stripes(3, 8)
+    module = torch.nn.Sequential(torch.nn.AvgPool2d(8), torch.nn.Flatten())
+    backbone = create_backbone(module, preset="pilot", device="cpu")
+    with pytest.raises(ParameterError, match="must have weights that can be trained"):
+        adapt(backbone, items, y, QUICK)
+
+
+def test_a_long_training_on_a_cpu_says_what_a_gpu_takes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    items, y = stripes(3, 8)
+    tuning = FineTuning(tiny_vit(), items, y, QUICK, seed=0)
+    tuning.show_estimate(more_seconds=700)
+    tuning.show_estimate()
+    long, short = capfd.readouterr().err.splitlines()
+    assert "a GPU takes under a minute" in long
+    assert "GPU" not in short
 
 
 def test_training_that_diverges_is_one_clear_error() -> None:

@@ -1,6 +1,11 @@
+import errno
+import os
+import re
+import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from evergrow.learner.modelfile import open_model
@@ -20,14 +25,7 @@ def test_a_model_with_an_adapted_file_equals_one_that_was_adapted(shell, images)
     assert values["adaptation"]["tuner"] == "full"
     assert 0 < values["megabytes"] < 1
     theirs = shell.json(
-        "fit",
-        images,
-        "-m",
-        "a.evg",
-        "--set",
-        "weights=tuned.safetensors",
-        "--units",
-        20,
+        "fit", images, "--weights", "tuned.safetensors", "-m", "a.evg", "--units", 20
     )
     shell.json(
         "fit", images, "-m", "b.evg", *TUNED, "--adapt", "full", "--set", "epochs=2",
@@ -40,10 +38,20 @@ def test_a_model_with_an_adapted_file_equals_one_that_was_adapted(shell, images)
     np.testing.assert_array_equal(first.encode(images).X, second.encode(images).X)
 
 
+def test_weights_can_be_set_by_either_option(shell, images):
+    shell.run("fit", images, "-m", "a.evg", *TUNED, "--units", 20)
+    shell.run(
+        "fit", images, "-m", "b.evg", "--backbone", "test_vit", "--weights", "random",
+        "--set", "weights=missing.safetensors", "--units", 20,
+    )  # fmt: skip
+    first, second = open_model("a.evg"), open_model("b.evg")
+    np.testing.assert_array_equal(first.encode(images).X, second.encode(images).X)
+
+
 def test_auto_says_why_the_network_stays_frozen(shell, images):
     shell.run("fit", images, "-m", "m.evg", *TUNED, "--adapt", "auto", "--units", 20)
     output = shell.run("inspect", "m.evg").stdout
-    assert "no: at least 4 classes are needed, got 3" in output
+    assert "no: at least 30 images are needed, got 18" in output
 
 
 def test_files_are_kept_and_names_are_checked(shell, images):
@@ -62,11 +70,70 @@ def test_a_diverging_training_writes_nothing(shell, images, monkeypatch):
         "evergrow.adapt.fsa.adaptation_config",
         lambda mode: FineTuneConfig().changed(lr=1e30),
     )
-    message = shell.error(
-        "adapt", images, "-o", "tuned.safetensors", *TUNED, "--set", "epochs=1"
-    )
+    command = ("adapt", images, "-o", "tuned.safetensors", *TUNED, "--set", "epochs=1")
+    estimate, message = shell.run(*command, code=2).stderr.splitlines()
+    assert estimate.startswith("Adapting test_vit: ")
+    assert message.startswith("error: ")
     assert "became NaN or infinite" in message
     assert not Path("tuned.safetensors").exists()
+
+
+ADAPT = ("adapt", "images", "-o", "tuned.safetensors", *TUNED, "--mode", "full")
+FIT = ("fit", "images", "-m", "m.evg", *TUNED, "--adapt", "full", "--units", 20)
+
+
+@pytest.mark.parametrize("command", [ADAPT, FIT])
+def test_an_interrupted_adaptation_leaves_no_file(shell, images, monkeypatch, command):
+    from evergrow.adapt.training_images import TrainingImages
+
+    epoch = TrainingImages.epoch
+
+    def interrupted(training, number):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return epoch(training, number)
+
+    monkeypatch.setattr(TrainingImages, "epoch", interrupted)
+    result = shell.run(*command, "--set", "epochs=3", code=130)
+    (error,) = result.stderr.splitlines()[1:]
+    assert error.startswith("error: Interrupted")
+    assert written_files() == []
+
+
+@pytest.mark.parametrize("command", [ADAPT, FIT])
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left"),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+    ],
+)
+def test_a_failed_write_leaves_no_file(
+    shell, images, monkeypatch, command, failure, code, message
+):
+    def fail(tensors, path, **_):
+        Path(path).write_bytes(b"half")
+        raise failure
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    quick = ("--set", "epochs=1", "--set", "cache=false")
+    result = shell.run(*command, *quick, code=code)
+    (error,) = result.stderr.splitlines()[1:]
+    assert message in error
+    assert written_files() == []
+
+
+def written_files():
+    """Return all files in this folder, without images and the cache."""
+    files = [path for path in Path().rglob("*") if path.is_file()]
+    return [path for path in files if path.parts[0] not in ("images", "cache")]
+
+
+def test_the_estimate_is_one_line_and_not_part_of_json(shell, images):
+    line, *_ = shell.run(*ADAPT, "--set", "epochs=1").stderr.splitlines()
+    assert re.match(r"Adapting test_vit: 1 steps, about \d+ s on \d+ CPU core", line)
+    quiet = shell.run(*ADAPT, "--set", "epochs=1", "--force", "--json")
+    assert quiet.stderr == ""
 
 
 def test_damaged_and_foreign_files_are_one_clear_line(shell, images):
@@ -76,16 +143,16 @@ def test_damaged_and_foreign_files_are_one_clear_line(shell, images):
     Path("altered.safetensors").write_bytes(data)
     save_file({"other.weight": np.zeros((2, 2), np.float32)}, "other.safetensors")
     for arguments, message in (
-        (["--set", "weights=altered.safetensors"], "does not match its checksum"),
+        (["--weights", "altered.safetensors"], "does not match its checksum"),
         (
-            ["--set", "weights=tuned.safetensors", "--backbone", "test_resnet"],
+            ["--weights", "tuned.safetensors", "--backbone", "test_resnet"],
             "backbone must be test_vit, which tuned.safetensors was adapted from",
         ),
         (
-            ["--set", "weights=tuned.safetensors", "--adapt", "full"],
+            ["--weights", "tuned.safetensors", "--adapt", "full"],
             "must not be adapted already",
         ),
-        (["--set", "weights=other.safetensors", "--backbone", "test_vit"], "weight"),
+        (["--weights", "other.safetensors", "--backbone", "test_vit"], "weight"),
     ):
         said = shell.error("fit", images, "-m", "m.evg", *arguments)
         assert message in said

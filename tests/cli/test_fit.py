@@ -195,7 +195,7 @@ def test_a_class_named_like_a_part_of_the_data_is_refused_unless_accepted(
     [
         (["--units", 10**6], "--units must be an integer"),
         (["--set", "preset=x"], "--set preset must be one of"),
-        (["--set", "weights=none"], "--set weights must be 'bundled', 'hub'"),
+        (["--weights", "none"], "--weights must be 'bundled', 'hub'"),
     ],
 )
 def test_errors_name_flags(shell, images, options, message):

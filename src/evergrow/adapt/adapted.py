@@ -104,6 +104,11 @@ class AdaptChoice:
         Index of the chosen setting.
     held_out : int
         Number of held-out rows, over all draws.
+    held_out_classes : int
+        Number of classes that each draw held out of the adaptation. 0 if there were too
+        few.
+    diverged : tuple of float
+        Learning rates that were rejected because a trial diverged.
     reason : str
         Why nothing was measured, if it was not.
     """
@@ -111,6 +116,8 @@ class AdaptChoice:
     trials: tuple[Trial, ...] = ()
     chosen: int = 0
     held_out: int = 0
+    held_out_classes: int = 0
+    diverged: tuple[float, ...] = ()
     reason: str = ""
 
     @property

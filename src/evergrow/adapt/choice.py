@@ -3,12 +3,18 @@
 Some classes of the first task are held out of the adaptation, as classes that arrive
 later are. The head then learns all classes, and is measured on rows that neither the
 adaptation nor the head has seen. Each draw holds out other classes and other rows.
+
+With two or three classes, no class can be held out. Held-out rows alone decide then,
+and only the smallest learning rate is tried: they cannot show what an adaptation costs
+classes that arrive later, and a larger learning rate costs them more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -36,6 +42,18 @@ _FOLDS = 3
 
 _FEWEST_CLASSES = 4
 """Classes that are needed to hold some out and adapt on others."""
+
+_SMALLEST_GAIN = 1e-6
+"""Smaller gains of the mean probability are rounding."""
+
+_FROZEN = (0.0, 0.0)
+"""Learning rate and fraction of the frozen network."""
+
+_TIMED_IMAGES = 4
+"""Images whose encoding is timed on a CPU."""
+
+_TIMED_IMAGES_GPU = 64
+"""Images whose encoding is timed on a GPU."""
 
 _LOG_SCALES = (-7.0, 7.0)
 """Range of the logarithm of the scale of scores with unit deviation."""
@@ -71,6 +89,8 @@ class Draw:
 def draws_of(codes: NDArray[np.int64], n_draws: int, seed: int) -> list[Draw]:
     """Hold classes and rows out, others in each draw as far as there are enough.
 
+    No class is held out if there are fewer than four.
+
     Parameters
     ----------
     codes : ndarray of int64 of shape (n,)
@@ -92,7 +112,7 @@ def draws_of(codes: NDArray[np.int64], n_draws: int, seed: int) -> list[Draw]:
     set()
     """
     n_classes = int(codes.max()) + 1
-    n_held_out = max(round(_HELD_OUT_CLASSES * n_classes), 1)
+    n_held_out = n_held_out_classes(n_classes)
     stream = generator(seed, "adapt", "draws")
     class_order = torch.randperm(n_classes, generator=stream).numpy()
     row_order = torch.randperm(len(codes), generator=stream).numpy()
@@ -119,6 +139,20 @@ def draws_of(codes: NDArray[np.int64], n_draws: int, seed: int) -> list[Draw]:
             )
         )
     return draws
+
+
+def n_held_out_classes(n_classes: int) -> int:
+    """Return the number of classes that each draw holds out of the adaptation.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.choice import n_held_out_classes
+    >>> n_held_out_classes(20), n_held_out_classes(4), n_held_out_classes(3)
+    (6, 1, 0)
+    """
+    if n_classes < _FEWEST_CLASSES:
+        return 0
+    return max(round(_HELD_OUT_CLASSES * n_classes), 1)
 
 
 class Choosing:
@@ -161,19 +195,24 @@ class Choosing:
         self.device = device
         self.new_head = new_head
         self.draws = draws_of(codes, config.draws, seed)
-        frozen = Adaptation(backbone.spec)
-        self._frozen = self._features(frozen)
+        self.lrs = config.lrs
+        if not n_held_out_classes(int(codes.max()) + 1):
+            self.lrs = (min(config.lrs),)
 
-    def _features(self, adaptation: Adaptation) -> NDArray[np.float32]:
-        """Return the features of all images by an adapted network."""
+    @cached_property
+    def _frozen(self) -> NDArray[np.float32]:
+        """Features of all images by the frozen network."""
+        return self._features(self.images, Adaptation(self.backbone.spec))
+
+    def _features(self, images: Items, adaptation: Adaptation) -> NDArray[np.float32]:
+        """Return the features of images by an adapted network."""
         adapted = adapted_from(self.backbone, adaptation).to(self.device)
-        return encode(adapted, self.images, cache=False, progress=False).X
+        return encode(adapted, images, cache=False, progress=False).X
 
     def settings(self) -> list[tuple[float, float]]:
         """Return all pairs of learning rate and fraction; the frozen network first."""
-        config = self.config
-        pairs = [(lr, fraction) for lr in config.lrs for fraction in config.fractions]
-        return [(0.0, 0.0), *pairs]
+        fractions = self.config.fractions
+        return [_FROZEN, *((lr, part) for lr in self.lrs for part in fractions)]
 
     def tuning(self, number: int, lr: float) -> FineTuning:
         """Return the training of one draw with one learning rate."""
@@ -189,18 +228,41 @@ class Choosing:
             device=self.device,
         )
 
-    def scores(self, number: int, progress: bool) -> Iterator[NDArray[np.float64]]:
-        """Yield the class scores of the held-out rows of a draw, for each setting."""
-        yield self._scores(number, self._frozen)
-        n_trainings = len(self.draws) * len(self.config.lrs)
-        for index, lr in enumerate(self.config.lrs):
-            done = number * len(self.config.lrs) + index + 1
+    def scores(
+        self, number: int, lrs: Sequence[float], progress: bool
+    ) -> dict[tuple[float, float], NDArray[np.float64]]:
+        """Return the class scores of the held-out rows of a draw, by setting.
+
+        A setting is left out if its training diverges or its features are not finite.
+
+        Parameters
+        ----------
+        number : int
+            Index of the draw.
+        lrs : sequence of float
+            Learning rates to try.
+        progress : bool
+            Whether to show progress bars.
+        """
+        from evergrow.adapt.loop import TrainingError
+
+        found = {_FROZEN: self._scores(number, self._frozen)}
+        n_trainings = len(self.draws) * len(self.lrs)
+        for lr in lrs:
+            done = number * len(self.lrs) + self.lrs.index(lr) + 1
             title = f"trial {done} of {n_trainings}"
-            tuned = self.tuning(number, lr).train(progress=progress, title=title)
+            try:
+                tuned = self.tuning(number, lr).train(progress=progress, title=title)
+            except TrainingError:
+                continue
             for fraction in self.config.fractions:
-                change = tuned.change(fraction)
-                X = self._features(Adaptation(self.backbone.spec, change=change))
-                yield self._scores(number, X)
+                adaptation = Adaptation(
+                    self.backbone.spec, change=tuned.change(fraction)
+                )
+                X = self._features(self.images, adaptation)
+                if np.isfinite(X).all():
+                    found[lr, fraction] = self._scores(number, X)
+        return found
 
     def _scores(self, number: int, X: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the class scores (n, C) of held-out rows by a head on features."""
@@ -208,6 +270,49 @@ class Choosing:
         head = self.new_head(self.backbone.spec.blocks.widths)
         head.fit(X[draw.learned], self.codes[draw.learned])
         return np.asarray(head.decision_function(X[draw.held_out]), dtype=np.float64)
+
+    def show_estimate(self) -> None:
+        """Print the expected duration of all trials and of the final training.
+
+        One batch of training steps, the encoding of a few images and one head are
+        timed.
+        """
+        config = self.config
+        trainings = [self.tuning(draw, self.lrs[0]) for draw in range(config.draws)]
+        n_steps = len(self.lrs) * sum(training.n_steps for training in trainings)
+        steps_per_epoch = -(-len(self.codes) // config.train.batch_size)
+        n_steps += steps_per_epoch * config.train.epochs
+        n_adapted = config.draws * (len(self.settings()) - 1)
+        n_heads = config.draws * len(self.settings())
+        n_images = (n_adapted + 1) * len(self.codes)
+        seconds = n_images * self._seconds_per_image()
+        seconds += n_heads * self._seconds_per_head()
+        trainings[0].show_estimate(
+            n_steps,
+            more=f" in {len(trainings) * len(self.lrs)} trials and a final training, "
+            f"{n_images:,} encoded images and {n_heads} heads",
+            more_seconds=seconds,
+        )
+
+    def _seconds_per_image(self) -> float:
+        """Measure the duration of encoding one image, after a warm-up."""
+        on_cpu = self.device.type == "cpu"
+        n_images = min(_TIMED_IMAGES if on_cpu else _TIMED_IMAGES_GPU, len(self.images))
+        images = self.images.take(np.arange(n_images))
+        frozen = Adaptation(self.backbone.spec)
+        self._features(images, frozen)
+        started = time.perf_counter()
+        self._features(images, frozen)
+        return (time.perf_counter() - started) / n_images
+
+    def _seconds_per_head(self) -> float:
+        """Measure the duration of one head, on random features."""
+        shape = (len(self.codes), self.backbone.n_features)
+        stream = generator(self.seed, "adapt", "speed")
+        X = torch.randn(shape, generator=stream).numpy()
+        started = time.perf_counter()
+        self._scores(0, X)
+        return time.perf_counter() - started
 
     def held_out_codes(self) -> NDArray[np.int64]:
         """Return the classes of the held-out rows of all draws."""
@@ -223,6 +328,7 @@ def choose(
     seed: int,
     device: torch.device,
     progress: bool,
+    estimate: bool,
     new_head: NewHead,
 ) -> AdaptChoice:
     """Measure the frozen and the adapted networks, and choose one of them.
@@ -232,12 +338,9 @@ def choose(
     backbone, images, codes, config, seed, device, new_head
         As for :class:`Choosing`.
     progress : bool
-        Whether to show progress bars and an estimate of the duration.
-
-    Raises
-    ------
-    TrainingError
-        If the loss of a trial is not finite.
+        Whether to show progress bars.
+    estimate : bool
+        Whether to print the expected duration before the trials.
     """
     reason = _why_not(codes)
     if reason:
@@ -245,34 +348,36 @@ def choose(
     choosing = Choosing(
         backbone, images, codes, config, seed=seed, device=device, new_head=new_head
     )
-    _show_estimate(choosing, progress)
-    scores = [list(choosing.scores(draw, progress)) for draw in range(config.draws)]
-    pooled = [np.concatenate(parts) for parts in zip(*scores, strict=True)]
-    return choice_of(choosing.settings(), pooled, choosing.held_out_codes())
+    if estimate:
+        choosing.show_estimate()
+    lrs = choosing.lrs
+    parts = []
+    for number in range(config.draws):
+        part = choosing.scores(number, lrs, progress)
+        lrs = tuple(lr for lr in lrs if any(lr == setting[0] for setting in part))
+        parts.append(part)
+    settings = [
+        setting
+        for setting in choosing.settings()
+        if all(setting in part for part in parts)
+    ]
+    pooled = [np.concatenate([part[setting] for part in parts]) for setting in settings]
+    choice = choice_of(settings, pooled, choosing.held_out_codes())
+    return replace(
+        choice,
+        held_out_classes=n_held_out_classes(int(codes.max()) + 1),
+        diverged=tuple(lr for lr in choosing.lrs if lr not in lrs),
+    )
 
 
 def _why_not(codes: NDArray[np.int64]) -> str:
     """Return why nothing can be measured on the first task, or an empty text."""
     counts = np.bincount(codes)
-    if len(counts) < _FEWEST_CLASSES:
-        return f"at least {_FEWEST_CLASSES} classes are needed, got {len(counts)}"
     if len(codes) < _FEWEST_ROWS:
         return f"at least {_FEWEST_ROWS} images are needed, got {len(codes)}"
     if int(np.median(counts)) < _FOLDS:
         return f"at least {_FOLDS} images per class are needed"
     return ""
-
-
-def _show_estimate(choosing: Choosing, progress: bool) -> None:
-    """Print the expected duration of all trials and of the final training."""
-    if not progress:
-        return
-    config = choosing.config
-    lr = config.lrs[0]
-    trainings = [choosing.tuning(draw, lr) for draw in range(config.draws)]
-    n_steps = len(config.lrs) * sum(training.n_steps for training in trainings)
-    n_steps += -(-len(choosing.codes) // config.train.batch_size) * config.train.epochs
-    trainings[0].show_estimate(progress, n_steps)
 
 
 def choice_of(
@@ -323,7 +428,8 @@ def choice_of(
         )
     chosen = 0
     for index, trial in enumerate(trials):
-        is_safe = trial.gain > trial.error and trial.accuracy >= trials[0].accuracy
+        is_gain = trial.gain > max(trial.error, _SMALLEST_GAIN)
+        is_safe = is_gain and trial.accuracy >= trials[0].accuracy
         if is_safe and trial.gain > trials[chosen].gain:
             chosen = index
     return AdaptChoice(tuple(trials), chosen, len(codes))

@@ -35,6 +35,9 @@ _TIMED_STEPS = 2
 _TIMED_IMAGES = 8
 """Images per timed step on a CPU, whose speed hardly depends on the batch size."""
 
+_LONG_SECONDS = 100.0
+"""Duration on a CPU from which a GPU is suggested."""
+
 
 def layer_groups(
     body: nn.Module, lr: float, layer_decay: float
@@ -209,29 +212,32 @@ class FineTuning:
         steps = -(-len(self.codes) // self.config.train.batch_size)
         return steps * self.config.train.epochs
 
-    def show_estimate(self, enabled: bool, n_steps: int | None = None) -> None:
-        """Print the expected duration and the size of the stored change.
+    def show_estimate(
+        self, n_steps: int | None = None, *, more: str = "", more_seconds: float = 0.0
+    ) -> None:
+        """Print the expected duration and the size of the stored change on one line.
 
         Parameters
         ----------
-        enabled : bool
-            Whether to print. Without it, nothing is measured.
         n_steps : int, optional
             Number of steps of all trainings. By default those of this one.
+        more : str
+            Description of further work.
+        more_seconds : float
+            Expected duration of the further work.
         """
-        if not enabled:
-            return
         n_steps = n_steps or self.n_steps
         parameters = dict(self.backbone.module.named_parameters())
         size = sum(stored_bytes(parameters[name]) for name in self.names) / 1e6
         part = ""
         if len(self.names) < len(parameters):
             part = " the last layers of"
-        seconds = n_steps * self.seconds_per_step()
+        seconds = n_steps * self.seconds_per_step() + more_seconds
         note(
-            f"Adapting{part} {self.backbone.spec.name}: {n_steps:,} steps, "
-            f"{duration_text(seconds)} on {_describe_device(self.device)}. The change "
-            f"takes up to {size:.1f} MB in the model file.",
+            f"Adapting{part} {self.backbone.spec.name}: {n_steps:,} steps{more}, "
+            f"{duration_text(seconds)} on {_describe_device(self.device)}"
+            f"{_gpu_hint(self.device, seconds)}. The change takes up to {size:.1f} MB "
+            "in the model file.",
             enabled=True,
         )
 
@@ -270,6 +276,16 @@ def _describe_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     n_threads = torch.get_num_threads()
     return "1 CPU core" if n_threads == 1 else f"{n_threads} CPU cores"
+
+
+def _gpu_hint(device: torch.device, seconds: float) -> str:
+    """Return what a GPU would take, if the work takes minutes on a CPU.
+
+    The duration is that of EfficientNet-Lite0 in ``experiments/compare.jsonl``.
+    """
+    if device.type != "cpu" or seconds < _LONG_SECONDS:
+        return ""
+    return "; a GPU takes under a minute for some hundred images and a small network"
 
 
 def _is_transformer(module: nn.Module) -> bool:

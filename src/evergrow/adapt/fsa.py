@@ -91,6 +91,7 @@ def adapt(
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool = False,
+    estimate: bool = False,
     new_head: NewHead = new_classifier,
 ) -> AdaptedBackbone:
     """Adapt a backbone to the first task. Return the adapted backbone, frozen.
@@ -113,7 +114,10 @@ def adapt(
     device : str or torch.device, optional
         Device for training and for the result. By default that of the backbone.
     progress : bool, default=False
-        Whether to show progress bars and estimates of the duration.
+        Whether to show progress bars.
+    estimate : bool, default=False
+        Whether to print the expected duration of fine-tuning, on one line of standard
+        error.
     new_head : callable, optional
         Maps the widths of feature blocks to an untrained head, by which mode ``"auto"``
         measures the accuracy. By default :class:`evergrow.Classifier`.
@@ -186,6 +190,7 @@ def adapt(
             seed=seed,
             device=target,
             progress=progress,
+            estimate=estimate,
             new_head=new_head,
         )
         chosen = _chosen_config(config, choice)
@@ -193,8 +198,8 @@ def adapt(
         frozen = Adaptation(backbone.spec, config=config.to_dict(), choice=choice)
         return adapted_from(backbone, frozen).to(target)
     tuning = FineTuning(backbone, images, codes, chosen, seed=seed, device=target)
-    if choice is None:
-        tuning.show_estimate(progress)
+    if choice is None and estimate:
+        tuning.show_estimate()
     tuned = tuning.train(progress=progress, title="adapting")
     adaptation = Adaptation(
         backbone.spec,

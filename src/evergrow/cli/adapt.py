@@ -26,7 +26,7 @@ def adapt_command(
     preset: options.Rare[str] = "timm",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
-    run: options.ImageOptions = options.DEFAULT_IMAGES,
+    run: options.NewModelOptions = options.DEFAULT_NEW_MODEL,
     force: bool = False,
 ) -> Answer:
     """Adapt a backbone to images, and write the change of its weights to a file.
@@ -35,7 +35,7 @@ def adapt_command(
 
       evergrow adapt birds/ -o tuned.safetensors
 
-      evergrow fit birds/ -m birds.evg --set weights=tuned.safetensors
+      evergrow fit birds/ --weights tuned.safetensors -m birds.evg
 
     The same as [bold]evergrow fit --adapt[/bold] in one step. The file has no images
     and not the weights of the original backbone.

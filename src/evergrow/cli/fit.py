@@ -42,7 +42,7 @@ def fit_command(
     holdout: float = 0.0,
     test: options.TestData = None,
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
-    run: options.ImageOptions = options.DEFAULT_IMAGES,
+    run: options.NewModelOptions = options.DEFAULT_NEW_MODEL,
     sharding: EngineOptions = NO_ENGINE,
     as_is: options.AsIs = False,
     force: bool = False,
@@ -62,6 +62,8 @@ def fit_command(
       evergrow fit features.npz -m model.evg --units 1000 --seed 7
 
       evergrow fit birds/ -m birds.evg --adapt auto
+
+      evergrow fit birds/ -m birds.evg --weights tuned.safetensors
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 

@@ -372,6 +372,8 @@ def choice_note(choice: dict[str, Any] | None) -> str:
     >>> choice_note({"trials": [frozen, better], "chosen": 0, "held_out": 90})
     'on 90 held-out images, the true class gets a probability of 4.0 points more at
     most (standard error 1.0)'
+    >>> choice_note({"trials": [frozen], "held_out": 9, "chosen": 0, "diverged": [0.1]})
+    'learning rate 0.1 diverged'
     """
     if choice is None:
         return ""
@@ -379,10 +381,24 @@ def choice_note(choice: dict[str, Any] | None) -> str:
     if not trials:
         return str(choice["reason"])
     rows = f"on {choice['held_out']:,} held-out images"
-    if choice["chosen"]:
-        accuracy = percent(trials[choice["chosen"]]["accuracy"])
+    if choice.get("held_out_classes") == 0:
+        rows = f"{rows} of the same classes (too few to hold some out)"
+    notes = [_compared_note(rows, trials, choice["chosen"])]
+    notes += [f"learning rate {lr:g} diverged" for lr in choice.get("diverged", [])]
+    return "; ".join(filter(None, notes))
+
+
+def _compared_note(rows: str, trials: list[dict[str, Any]], chosen: int) -> str:
+    """Compare the chosen trial with the frozen network, or the best one with it.
+
+    `rows` describes the held-out rows. Without other trials, the text is empty.
+    """
+    if chosen:
+        accuracy = percent(trials[chosen]["accuracy"])
         frozen = percent(trials[0]["accuracy"])
         return f"accuracy {rows} {accuracy} instead of {frozen}"
+    if len(trials) == 1:
+        return ""
     best = max(trials[1:], key=lambda trial: float(trial["gain"]))
     more = "more" if best["gain"] >= 0 else "less"
     return (

@@ -19,6 +19,12 @@ RARE = "rare"
 Rare = Annotated[T, RARE]
 """A rarely used parameter, which ``--set NAME=VALUE`` sets."""
 
+OrSet = Annotated[T, typer.Option(), RARE]
+"""A parameter with an option of its own that ``--set NAME=VALUE`` sets as well.
+
+Its default is None. If both are given, the option counts.
+"""
+
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.")]
 
 Data = Annotated[
@@ -183,6 +189,26 @@ class ImageOptions(BackboneOptions):
         return {**super().encode_settings(), "on_error": self.on_error}
 
 
+@dataclass(frozen=True)
+class NewModelOptions(ImageOptions):
+    """How to run the backbone of a new model.
+
+    Parameters
+    ----------
+    weights
+        Weights of the backbone: a file, also one of evergrow adapt, bundled (in an
+        installed package), hub, or random (to draw them). By default --backbone
+        decides.
+    """
+
+    weights: OrSet[str | None] = None
+
+    def encode_settings(self) -> dict[str, Any]:
+        """Return settings of the encoder, with ``estimate``."""
+        return {**super().encode_settings(), "estimate": not self.as_json}
+
+
 DEFAULT_COLUMNS = ColumnOptions()
 DEFAULT_BACKBONE = BackboneOptions()
 DEFAULT_IMAGES = ImageOptions()
+DEFAULT_NEW_MODEL = NewModelOptions()

@@ -19,6 +19,7 @@ from evergrow.cli.console import (
     table,
 )
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
+from evergrow.cli.evidence import NO_EVIDENCE, EvidenceOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
     check_target,
@@ -58,6 +59,7 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("-o")] = None,
     root: options.Rare[Path] = Path("."),
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    evidence: EvidenceOptions = NO_EVIDENCE,
     run: options.ImageOptions = options.DEFAULT_IMAGES,
     sharding: EngineOptions = NO_ENGINE,
 ) -> Answer:
@@ -72,6 +74,8 @@ def predict_command(
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
       evergrow predict intents.evg --text "where is my parcel"
+
+      evergrow predict birds.evg photo.jpg --heatmap why.png --against "House Wren"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
@@ -123,7 +127,7 @@ def predict_command(
         for line in strictness_lines(learner, strangers):
             note_line(line)
     if sharding.engine is not None:
-        sharding.reject(text=text)
+        sharding.reject(text=text, heatmap=evidence.heatmap, words=evidence.words)
         settings = {
             "top": top,
             "false_alarm": alarm,
@@ -134,10 +138,12 @@ def predict_command(
             model, learner, paths, data_options, out, sharding, settings, run.as_json
         )
 
+    evidence.check(learner.state_.kind, learner)
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
     found = learner.predictions(samples, false_alarm=alarm)
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
     rows = prediction_rows(found, names, top, unsure)
+    evidence_lines = evidence.add(rows, learner, samples, found.rows.tolist())
     if format == "table" and found.measure == "probability":
         note_few_samples(learner)
     note_one_class(learner)
@@ -150,7 +156,7 @@ def predict_command(
             format, learner, asked, found, marked, title=title, root=root
         )
     else:
-        lines = _row_lines(format, rows, found.measure)
+        lines = _row_lines(format, rows, found.measure, evidence_lines)
     code = skipped_code(len(found.failures))
     values = {
         "model": str(model),
@@ -293,13 +299,18 @@ def prediction_rows(
     return rows
 
 
-def _row_lines(format: str, rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table."""
+def _row_lines(
+    format: str, rows: list[dict[str, Any]], measure: str, evidence: Sequence[str]
+) -> list[str]:
+    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table.
+
+    The lines of `evidence` follow a table.
+    """
     if format == "jsonl":
         return [json.dumps(row) for row in rows]
     if format == "csv":
         return _prediction_csv(rows, measure)
-    return _table_lines(rows, measure)
+    return [*_table_lines(rows, measure), *evidence]
 
 
 def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:

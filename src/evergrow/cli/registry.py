@@ -241,11 +241,13 @@ def _typer_function(entry: Command) -> Callable[..., None]:
     rare = {}
     rare_help = []
     for option, text in _options(entry.function):
+        has_flag = _flag_info(option) is not None
+        if has_flag:
+            visible.append(option)
         if RARE in option.annotation.__metadata__:
             rare[option.name] = option
-            rare_help.append(f"{option.name}: {text}")
-        else:
-            visible.append(option)
+            if not has_flag:
+                rare_help.append(f"{option.name}: {text}")
     takes_json = any(option.name == "as_json" for option in visible)
     if not takes_json:
         visible.append(_keyword("as_json", False, Json))
@@ -257,7 +259,10 @@ def _typer_function(entry: Command) -> Callable[..., None]:
     def run(as_json: bool, **arguments: Any) -> None:
         if takes_json:
             arguments["as_json"] = as_json
-        arguments |= parse_settings(arguments.pop(_SET, None) or [], rare)
+        settings = parse_settings(arguments.pop(_SET, None) or [], rare)
+        given = {name: arguments[name] for name in arguments.keys() & settings}
+        arguments |= settings
+        arguments |= {name: value for name, value in given.items() if value is not None}
         for name, group in groups.items():
             fields = inspect.signature(group).parameters
             arguments[name] = group(**{field: arguments.pop(field) for field in fields})
@@ -309,8 +314,8 @@ def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
     Yields
     ------
     option : inspect.Parameter
-        Its annotation is ``Annotated[kind, info]`` with typer's info, or
-        ``Annotated[kind, RARE]``.
+        Its annotation is ``Annotated[kind, info]`` with typer's info,
+        ``Annotated[kind, RARE]``, or ``Annotated[kind, info, RARE]`` for both.
     text : str
         Help text from the docstring.
     """
@@ -326,12 +331,20 @@ def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
         if hasattr(hint, "__metadata__"):
             kind, *metadata = typing.get_args(hint)
         metavar, text = texts.get(name, ("", ""))
-        if RARE not in metadata:
-            metadata = [_typer_info(parameter, metadata, metavar, text)]
+        if metadata != [RARE]:
+            infos = [part for part in metadata if part != RARE]
+            marks = [part for part in metadata if part == RARE]
+            metadata = [_typer_info(parameter, infos, metavar, text), *marks]
         option = parameter.replace(
             kind=parameter.KEYWORD_ONLY, annotation=Annotated[(kind, *metadata)]
         )
         yield option, text
+
+
+def _flag_info(option: inspect.Parameter) -> Any:
+    """Return typer's description of an option, None if only ``--set`` sets it."""
+    info = option.annotation.__metadata__[0]
+    return None if info == RARE else info
 
 
 def _inherited_texts(owner: Any) -> dict[str, tuple[str, str]]:
@@ -359,10 +372,10 @@ def option_flags(name: str) -> dict[str, str]:
     """
     flags = {}
     for option, _ in _options(COMMANDS[name].function):
-        if RARE in option.annotation.__metadata__:
+        info = _flag_info(option)
+        if info is None:
             flags[option.name] = f"--set {option.name}"
         elif option.default is not option.empty:
-            info = option.annotation.__metadata__[0]
             flags[option.name] = _longest_flag(info)
     for other, parameter in _LIBRARY_NAMES.items():
         if parameter in flags:

@@ -125,6 +125,9 @@ class EncodeConfig:
         cache.
     progress : bool, default=False
         Whether to show a progress bar on standard error.
+    estimate : bool, optional
+        Whether to print the expected duration of an adaptation on standard error. By
+        default if progress bars are shown.
 
     Examples
     --------
@@ -141,6 +144,7 @@ class EncodeConfig:
     on_error: OnError = "raise"
     cache: StrPath | Literal[False] | None = None
     progress: bool = False
+    estimate: bool | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:

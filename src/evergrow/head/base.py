@@ -488,6 +488,36 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         scores = finite_scores(self._scores(self._features(X, self.device_)))
         return np.asarray(scores.cpu().numpy())
 
+    def differentiable_scores(self, Z: Tensor) -> Tensor:
+        """Return class scores that have a gradient with respect to the features.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features that require a gradient.
+
+        Returns
+        -------
+        Tensor of shape (n, C)
+            As :meth:`class_scores`, with a graph to `Z`.
+
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned.
+        UnsupportedError
+            If the scores of the method have no gradient.
+        """
+        self._require_fitted()
+        with torch.inference_mode(False), torch.enable_grad():
+            scores = self._scores(Z.to(self.device_, torch.float64))
+        if not scores.requires_grad:
+            raise UnsupportedError(
+                f"method must compute scores with a gradient, got "
+                f"{self.method_name()!r}"
+            )
+        return finite_scores(scores)
+
     def _features(self, X: Any, device: torch.device, *, reset: bool = False) -> Tensor:
         """Return X as a finite float64 tensor on the device.
 

@@ -240,6 +240,7 @@ class Encoder:
             labels = samples.required_labels()
             require_readable_classes(labels.tolist(), labels[rows].tolist())
             samples = samples.take(rows)
+        estimate = self.config.estimate
         tuned = adapt(
             backbone,
             samples.raw_items(),
@@ -247,6 +248,7 @@ class Encoder:
             config,
             seed=seed,
             progress=self.config.progress,
+            estimate=self.config.progress if estimate is None else estimate,
             new_head=new_head,
         )
         encoder = replace(

@@ -36,6 +36,11 @@ from evergrow.learner.encoder import (
     join_features,
 )
 from evergrow.learner.evaluation import Evaluation, evaluate_learner
+from evergrow.learner.explanation import (
+    Explanation,
+    ScoreQuestion,
+    explain_sample,
+)
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
 from evergrow.learner.predictions import Predictions
 from evergrow.learner.snapshot import (
@@ -1111,6 +1116,55 @@ class Learner(Estimator):
             label_kind=state.label_kind,
             index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
         )
+
+    def explain(
+        self, item: Any, label: Any = None, *, against: Any = None
+    ) -> Explanation:
+        """Return where in an image, or in which words, a class score comes from.
+
+        It takes one pass through the backbone and one backward pass.
+
+        Parameters
+        ----------
+        item : path-like, PIL.Image.Image, ndarray or str
+            One image or text.
+        label : str, int or bool, optional
+            The class to explain. By default the most likely one.
+        against : str, int or bool, optional
+            The class to compare it with: "why `label` and not `against`". By default
+            all other classes.
+
+        Returns
+        -------
+        Explanation
+            With a heatmap of the size of the image, or the words of the text.
+
+        Raises
+        ------
+        LabelError
+            If a class is unknown, or both are the same.
+        UnsupportedError
+            If the model takes feature vectors, knows a single class, or has a backbone
+            or a method without gradients.
+        InputError
+            If `item` is not one sample of the kind that the model takes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Learner
+        >>> from evergrow.features import create_backbone
+        >>> images = np.random.default_rng(0).integers(0, 99, (8, 40, 60, 3), np.uint8)
+        >>> images[4:] += 99
+        >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
+        >>> learner = Learner(backbone, options={"n_units": 20})
+        >>> _ = learner.fit(images, ["dark"] * 4 + ["light"] * 4)
+        >>> explanation = learner.explain(images[7])
+        >>> explanation.label, explanation.score > 0, explanation.heatmap.shape
+        ('light', True, (40, 60))
+        """
+        question = ScoreQuestion(self._require_fitted(), label, against)
+        return explain_sample(self.backbone_(), question, item)
 
     def _encode_chunks(
         self, items: Any, on_error: OnError | None = None

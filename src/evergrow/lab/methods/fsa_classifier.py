@@ -238,6 +238,7 @@ class FsaClassifier(ImageClassifier):
             seed=self.seed_,
             device=self.device_,
             progress=self.progress,
+            estimate=self.progress,
         )
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
 
