@@ -12,11 +12,11 @@ from evergrow.core.record import read_record
 from evergrow.data import read
 from evergrow.engine.double_labels import (
     ShardDigests,
-    find_double_labels,
+    compare_shard_digests,
     write_digests,
 )
 from evergrow.engine.job import Job, plan
-from evergrow.tools.data_check import find_double_labels as find_in_one_piece
+from evergrow.tools.data_check import find_double_labels
 
 
 def write_texts(path: Path, n_texts: int) -> Path:
@@ -43,8 +43,8 @@ def test_shards_have_the_double_labels_of_the_whole(
     for shard in manifest.shards:
         write_digests(job.result("digests", shard.number), source.read(shard))
     assert len(manifest.shards) > 3
-    expected = find_in_one_piece(source.samples())
-    found = find_double_labels(job, max_rows)
+    expected = find_double_labels(source.samples())
+    found = compare_shard_digests(job, max_rows)
     if not expected:
         assert found is None
         return
@@ -63,10 +63,10 @@ def test_a_damaged_file_of_digests_is_left_out(tmp_path: Path) -> None:
     for shard in manifest.shards:
         write_digests(job.result("digests", shard.number), source.read(shard))
     path = job.result("digests", 1)
-    whole = find_double_labels(job)
+    whole = compare_shard_digests(job)
     assert len(read_record(ShardDigests, path).rows) == 100
     path.write_bytes(path.read_bytes()[:-9])
-    rest = find_double_labels(job)
+    rest = compare_shard_digests(job)
     assert whole is not None
     assert rest is not None
     assert rest.count < whole.count

@@ -99,7 +99,7 @@ def write_digests(path: Path, data: Samples) -> None:
     write_record(path, found)
 
 
-def find_double_labels(
+def compare_shard_digests(
     job: Job, max_rows: int = MAX_COMPARED_ROWS
 ) -> DoubleLabels | None:
     """Compare the digests of all shards. Return None without a sample of two labels.

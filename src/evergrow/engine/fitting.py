@@ -19,7 +19,7 @@ from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
 from evergrow.data import source_from
-from evergrow.engine.double_labels import find_double_labels
+from evergrow.engine.double_labels import compare_shard_digests
 from evergrow.engine.job import (
     Job,
     JobReport,
@@ -187,7 +187,7 @@ def _learn(
 
 def _report_double_labels(job: Job, report: JobReport) -> None:
     """Record in the report how many samples have two labels, and an example."""
-    found = find_double_labels(job)
+    found = compare_shard_digests(job)
     if found is None:
         return
     source = source_from(job.manifest.source)
