@@ -629,7 +629,9 @@ class PredictionsRecord(BaseModel):
     model: str
     revision: int
     measure: str = Field(
-        description="Meaning of the values in top.", pattern="^(probability|score)$"
+        description="Meaning of the values in top. A model of one class, which has "
+        "nothing to compare with, has familiarities.",
+        pattern="^(probability|familiarity|score)$",
     )
     threshold: float | None
     answers: list[SamplePrediction]
