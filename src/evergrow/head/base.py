@@ -174,14 +174,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _contents(self) -> Any:
-        """Return what the head learned, as an instance of ``learned_as``.
+        """Return the learned state as an instance of ``learned_as``.
 
         The base class writes parameters and labels.
         """
 
     @abstractmethod
     def _restore(self, learned: Any) -> None:
-        """Set what the head learned from an instance of ``learned_as``.
+        """Set the learned state from an instance of ``learned_as``.
 
         Parameters, labels and device are already set. Check with
         :func:`~evergrow.core.record.require` that the contents fit them.
@@ -231,6 +231,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     expected_terms: Any = Unsupported("score novelty")
     scores_as_new_class: Any = Unsupported("score novelty")
     held_out_scores: Any = Unsupported("score learned rows as held-out rows")
+    scores_without_one: Any = Unsupported("score without one of its samples")
     calibrate: Any = Unsupported("be calibrated")
     expected_temperature: Any = Unsupported("be calibrated")
     linear_map: Any = Unsupported("be written as plain matrices")

@@ -351,6 +351,7 @@ def _sample_answer(
         familiarity=familiarity,
         unknown=unknown,
         unsure=unsure,
+        set=None,
     )
 
 
