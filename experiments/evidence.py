@@ -1,7 +1,7 @@
 """Evidence of predictions: against masks of defects, blurring, occlusion and deletion.
 
 Command:   python experiments/evidence.py tiles=FOLDER birds=FOLDER cifar=FILE,WEIGHTS
-           intents=TABLE [--part train] [--draws 10]
+           intents=TABLE [--part train] [--draws 10] [--only rich]
            FOLDER of tiles is the repository abin24/Magnetic-tile-defect-datasets. on
            GitHub, that of birds has train and test, FILE is cifar100_32px.npz, WEIGHTS
            are those of the small ViT, and TABLE is clinc150.csv. One JSON object per
@@ -340,6 +340,7 @@ def main() -> None:
     parser.add_argument("data", nargs="*", help="NAME=PATH")
     parser.add_argument("--part", choices=("train", "test"), default="test")
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--only", default="", help="part of the names of data to run")
     parser.add_argument("--show", action="store_true", help="print the records")
     given = parser.parse_args()
     if given.show:
@@ -347,7 +348,8 @@ def main() -> None:
     for item in given.data:
         name, _, path = item.partition("=")
         for data in SETS[name](path):
-            for seed in range(given.draws):
+            n_draws = given.draws if given.only in data.name else 0
+            for seed in range(n_draws):
                 result = run(data, given.part, seed)
                 sys.stdout.write(json.dumps(result) + "\n")
                 sys.stdout.flush()
