@@ -88,7 +88,7 @@ class ViewEvidence:
 
     def on_image(
         self, height: int, width: int, shape: tuple[int, int]
-    ) -> NDArray[np.float64]:
+    ) -> NDArray[np.float32]:
         """Return the evidence at evenly spaced points of the image.
 
         All depths count equally, and a view counts by the size of its evidence. It is
@@ -103,15 +103,17 @@ class ViewEvidence:
         """
         rows, columns = self.transform.coordinates(height, width, shape)
         n_rows, n_columns = self.transform.size
-        total = np.zeros(shape)
+        total = np.zeros(shape, dtype=np.float32)
         for grid in self.grids:
             energy = float(np.sqrt(np.square(grid).mean()))
             if energy > 0.0:
                 down = _interpolation(rows, n_rows, grid.shape[0])
                 across = _interpolation(columns, n_columns, grid.shape[1])
-                total += down @ (grid / energy) @ across.T
+                scaled = (grid / energy).astype(np.float32)
+                total += down @ scaled @ across.T
         strength = np.mean([np.abs(grid).sum() for grid in self.grids])
-        return total * float(strength) / len(self.grids)
+        total *= np.float32(strength / len(self.grids))
+        return total
 
 
 def _centred(values: Tensor, gradient: Tensor) -> Tensor:
@@ -122,7 +124,7 @@ def _centred(values: Tensor, gradient: Tensor) -> Tensor:
 
 def _interpolation(
     points: NDArray[np.float64], size: int, n: int
-) -> NDArray[np.float64]:
+) -> NDArray[np.float32]:
     """Return the matrix (points, n) of linear interpolation between n positions.
 
     Parameters
@@ -136,9 +138,9 @@ def _interpolation(
     """
     places = ((points + 0.5) * n / size - 0.5).clip(0, n - 1)
     distances = np.abs(places[:, None] - np.arange(n))
-    weights: NDArray[np.float64] = (1.0 - distances).clip(0.0, None)
+    weights = (1.0 - distances).clip(0.0, None)
     weights[(points < -0.5) | (points >= size - 0.5)] = 0.0
-    return weights
+    return weights.astype(np.float32)  # large images have large heatmaps
 
 
 def image_evidence(
@@ -223,13 +225,13 @@ def draw_evidence(
         Rows and columns of the result. By default those of the image.
     """
     size = shape or (height, width)
-    total = np.zeros(size)
+    total = np.zeros(size, dtype=np.float32)
     for view in views:
         total += view.on_image(height, width, size)
     largest = float(np.abs(total).max())
     if largest > 0.0:
         total /= largest
-    return total.astype(np.float32)
+    return total
 
 
 def _sum_of_channels(terms: Tensor) -> Tensor:
