@@ -154,7 +154,7 @@ def test_tutorial_on_the_service(tmp_path):
     not importlib.util.find_spec(IMAGES), reason="needs evergrow[bundled]"
 )
 @pytest.mark.slow
-def test_the_first_page():
+def test_the_first_page_teaches_three_classes():
     digits = load_digits()
     for folder, digit, name in (
         ("birds", 0, "gull"),

@@ -422,3 +422,20 @@ def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
         }""",
         base64.b64encode(zipped(entries)).decode(),
     )
+
+
+def group_sizes(visit: Visit) -> dict[str, int]:
+    """Return the number of images in each group of Sort that has any."""
+    shown = visit.page.locator(".group:not(.none)").evaluate_all(
+        "groups => groups.map(group => [group.dataset.group,"
+        " group.querySelector('.soft').textContent])"
+    )
+    return {name.removeprefix("class:"): int(n) for name, n in shown if n != "0"}
+
+
+def sort_images(visit: Visit, model: str, paths: list[Path]) -> None:
+    """Open a model and sort images with it."""
+    visit.open(f"#/m/{model}")
+    visit.tab("Sort")
+    visit.page.set_input_files("#sort-files", paths)
+    visit.expect(".sortbar", f"{len(paths)} images sorted")

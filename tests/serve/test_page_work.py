@@ -32,15 +32,6 @@ def group(visit: Visit, name: str) -> Any:
     return visit.page.locator(f".group[data-group='{name}']")
 
 
-def sizes(visit: Visit) -> dict[str, int]:
-    """Return how many images are in each group that has any."""
-    told = visit.page.locator(".group:not(.none)").evaluate_all(
-        "groups => groups.map(group => "
-        "[group.dataset.group, group.querySelector('.soft').textContent])"
-    )
-    return {name.removeprefix("class:"): int(n) for name, n in told if n != "0"}
-
-
 def drag(page: Any, what: Any, to: Any) -> None:
     """Drag as a hand does, in small steps and without scrolling."""
     to.scroll_into_view_if_needed()
@@ -71,7 +62,7 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(
     visit.tab("Sort")
     page.set_input_files("#sort-folder", tmp_path / "in")
     visit.expect(".sortbar", "10 images sorted")
-    before = sizes(visit)
+    before = tools.group_sizes(visit)
     assert sum(before.values()) == 10
     assert before["unreadable"] == 1
     assert "%" not in " ".join(
@@ -97,7 +88,7 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(
     )
     page.locator("#strict-certainty").fill("0")
     page.locator("#strict-familiarity").fill("5")
-    assert "unsure" not in sizes(visit)
+    assert "unsure" not in tools.group_sizes(visit)
 
     tile = group(visit, f"class:{tools.MALLARD}").get_by_role("option").first
     drag(page, tile, group(visit, f"class:{tools.ORIOLE}").locator("h2"))
@@ -157,10 +148,10 @@ def test_a_large_zip_is_sorted_a_few_at_a_time(
     visit.tab("Sort")
     tools.drop_zip(page, {f"all/{i}.png": png(i % 3, i) for i in range(200)})
     visit.expect(".sortbar", "200 images sorted")
-    assert sum(sizes(visit).values()) == 200
+    assert sum(tools.group_sizes(visit).values()) == 200
     assert max(np.cumsum(steps)) <= 2
     page.wait_for_timeout(1000)
-    assert page.locator(".tile-image").count() <= 60 * len(sizes(visit))
+    assert page.locator(".tile-image").count() <= 60 * len(tools.group_sizes(visit))
     seen = page.locator(".tile-image img[src]").count()
     assert 0 < seen < page.locator(".tile-image").count()  # those in sight alone
 

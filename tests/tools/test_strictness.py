@@ -1,9 +1,12 @@
-"""Expected rates of filing, and the estimate of unknown samples among predictions."""
+"""Expected rates of accepted predictions, and the estimate of unknown samples among predictions."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+from tests.samples import overlapping_classes
 
 from evergrow import Learner
 from evergrow.core.errors import ParameterError
@@ -15,16 +18,10 @@ from evergrow.tools.strictness import (
     limits_of,
 )
 
-Data = tuple[np.ndarray, np.ndarray]
-
 N_CLASSES = 40
 
 
-def clouds(per_class: int, seed: int) -> Data:
-    rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(N_CLASSES), per_class)
-    centres = np.random.default_rng(99).normal(size=(N_CLASSES, 16))
-    return 1.5 * centres[y] + rng.normal(size=(len(y), 16)), y
+clouds = partial(overlapping_classes, n_classes=N_CLASSES)
 
 
 def fitted(known: np.ndarray) -> Learner:

@@ -426,7 +426,7 @@ class _ReceiptFiles:
 
 
 def _erased_lines(erased: Erased, *, is_adapted: bool) -> list[str]:
-    """Return what ``unlearn --for-good`` removed, what it left, and what it ignores."""
+    """Return lines on what ``unlearn --for-good`` removed, kept and did not search."""
     files = plural(erased.cache_files, "file")
     lines = [f"removed for good: all earlier revisions, {files} of cached features"]
     if erased.unsearched_entries:

@@ -28,7 +28,13 @@ from evergrow.data.folders import (
     training_file,
 )
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
-from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
+from evergrow.data.readers import (
+    TEST_WORDS,
+    TRAIN_WORDS,
+    DataOptions,
+    has_files,
+    register_reader,
+)
 from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -352,7 +358,10 @@ def _without_folders(name: str, n_removed: int) -> str:
 
 
 @register_reader(
-    "table", suffixes=_SUFFIXES, fits=lambda tree: bool(_tables_of(tree)), rank=45
+    "table",
+    suffixes=_SUFFIXES,
+    fits=lambda tree: has_files(tree, _SUFFIXES) and bool(_tables_of(tree)),
+    rank=45,
 )
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a table, and its table of test samples if there is one.

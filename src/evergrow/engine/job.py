@@ -141,10 +141,11 @@ class Manifest:
     @cached_property
     def _first_rows(self) -> list[NDArray[np.int64]]:
         """`first` as rows of each shard, in the order of the shards."""
-        starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
         first = np.array(self.first, dtype=np.int64)
-        pieces = np.split(first, np.searchsorted(first, starts[1:-1]))
-        return [piece - start for piece, start in zip(pieces, starts, strict=False)]
+        ends = np.cumsum([shard.rows for shard in self.shards])
+        starts = [0, *ends[:-1].tolist()]
+        pieces = np.split(first, np.searchsorted(first, starts[1:]))
+        return [piece - start for piece, start in zip(pieces, starts, strict=True)]
 
     @cached_property
     def key(self) -> str:

@@ -346,14 +346,17 @@ class ShardFeatures:
 
         The result has no names.
         """
+        X = np.concatenate([self.X, other.X])
         classes = (*(self.classes or ()), *(other.classes or ()))
         # A class is lost only if neither part has a readable sample of it.
-        lost = tuple(
-            sorted({*self.engine.lost, *other.engine.lost}.difference(classes))
+        lost = {*self.engine.lost, *other.engine.lost}.difference(classes)
+        report = ShardReport(
+            len(X),
+            self.engine.shard,
+            (*self.engine.left_out, *other.engine.left_out),
+            tuple(sorted(lost)),
         )
-        left_out = (*self.engine.left_out, *other.engine.left_out)
-        report = ShardReport(len(self) + len(other), self.engine.shard, left_out, lost)
-        return ShardFeatures(np.concatenate([self.X, other.X]), classes, report)
+        return ShardFeatures(X, classes, report)
 
 
 def shard_features(

@@ -174,14 +174,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _contents(self) -> Any:
-        """Return what the head learned, as an instance of ``learned_as``.
+        """Return the learned state as an instance of ``learned_as``.
 
         The base class writes parameters and labels.
         """
 
     @abstractmethod
     def _restore(self, learned: Any) -> None:
-        """Set what the head learned from an instance of ``learned_as``.
+        """Set the learned state from an instance of ``learned_as``.
 
         Parameters, labels and device are already set. Check with
         :func:`~evergrow.core.record.require` that the contents fit them.

@@ -35,9 +35,14 @@ from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
 from evergrow.features.joined_backbone import JoinedBackbone, split_names
-from evergrow.features.networks import SEPARATOR, catalog_entry
+from evergrow.features.networks import SEPARATOR
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.weights import BackboneInfo, best_backbone, list_backbones
+from evergrow.features.weights import (
+    BackboneInfo,
+    best_backbone,
+    catalog_entry,
+    list_backbones,
+)
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
 from evergrow.serve.config import Limits, ServeConfig

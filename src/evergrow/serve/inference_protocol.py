@@ -420,7 +420,7 @@ def _is_binary(tensor: InferInput, binary: bytes) -> bool:
 
 
 def _check_count(tensor: InferInput, n: int) -> None:
-    """Raise :class:`InputError` unless a tensor has as many elements as its shape."""
+    """Raise :class:`InputError` if the number of elements contradicts the shape."""
     expected = math.prod(tensor.shape)
     if n != expected:
         raise InputError(

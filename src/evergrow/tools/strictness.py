@@ -59,6 +59,11 @@ N_RESAMPLES = 200
 INTERVAL = (5.0, 95.0)
 """Percentiles of an interval."""
 
+PRIOR_CLASSES = 0.1
+"""Weight of a class that looks known, next to the classes that were measured while they
+were unknown. Without it, a model of few classes could promise that no sample of an
+unknown class is accepted."""
+
 MIN_UNKNOWN_CLASSES = 4
 """Classes of unknown rows that an estimate needs."""
 
@@ -208,8 +213,9 @@ def expected_rates(calibration: Calibration, limits: AcceptanceLimits) -> Expect
     if n_classes >= MIN_UNKNOWN_CLASSES:
         accepted = _is_accepted(unknown, threshold, limits)
         measured = float(np.average(accepted, weights=unknown.weights))
-        # One more class, which looks known, stands for the classes not measured.
-        unknown_accepted = (n_classes * measured + 1.0 - not_accepted) / (n_classes + 1)
+        like_known = 1.0 - not_accepted
+        total = n_classes * measured + PRIOR_CLASSES * like_known
+        unknown_accepted = total / (n_classes + PRIOR_CLASSES)
     return ExpectedRates(not_accepted, unknown_accepted)
 
 

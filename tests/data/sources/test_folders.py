@@ -366,7 +366,7 @@ def test_two_training_folders_are_refused(tree: Tree) -> None:
         ),
     ],
 )
-def test_what_is_refused(
+def test_ambiguous_and_incomplete_folders_are_refused(
     folders: dict[str, int], error: type[Exception], match: str, tree: Tree
 ) -> None:
     with pytest.raises(error, match=match):
