@@ -245,6 +245,25 @@ def perform(use: Use, environment: Environment) -> subprocess.CompletedProcess[s
     return environment.run(*use.program)
 
 
+def test_the_readme_runs_with_the_wheel_and_two_extras(
+    wheel: Path, tmp_path: Path
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"```sh\n(.*?)```", readme, flags=re.DOTALL)
+    environment = Environment(tmp_path, wheel, ["bundled", "serve"])
+    script = f'export PATH="{environment.folder}/bin:$PATH"\n{commands[0]}'
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=environment.work,
+        env=environment.variables(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "knows 8 classes from 96 samples (revision 2)" in done.stdout
+
+
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_brings_what_its_feature_needs(
     extra: str, wheel: Path, tmp_path: Path

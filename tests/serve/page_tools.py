@@ -319,14 +319,14 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return next(path for path in found if path.is_file()).read_text("utf-8")
 
 
-def serious(visit: Visit, axe: str) -> list[str]:
-    """Return what axe-core finds serious or critical in the page as it is."""
+def accessibility_problems(visit: Visit, axe: str) -> list[str]:
+    """Return all violations that axe-core finds in the page as it is."""
     visit.page.evaluate(axe)
     found = visit.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
     return [
-        f"{one['id']}: {one['nodes'][0]['html'][:150]} {one['nodes'][0]['any'][:1]}"
+        f"{one['impact']}: {one['id']}: {one['nodes'][0]['html'][:150]} "
+        f"{one['nodes'][0]['any'][:1]}"
         for one in found
-        if one["impact"] in ("serious", "critical")
     ]
 
 

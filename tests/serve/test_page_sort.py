@@ -212,14 +212,14 @@ def test_images_of_another_model_with_the_name_are_not_mixed_in(
     tools.httpx.delete(where, timeout=60, trust_env=False).raise_for_status()
     page.reload()
     visit.expect(".notice", "6 images from sorting with “twice”, which is not here")
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     visit.shot("models-left-from-sort")
     tools.teach_birds(service, "twice", birds, species[::-1])
     visit.open("#/m/twice")
     visit.tab("Sort")
     visit.expect(".keeping", "6 images in this browser belong to another model")
     assert page.locator(".tile-image").count() == 0
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     visit.shot("sort-another-model")
     page.get_by_role("button", name="Sort them with this model").click()
     visit.expect(".sortbar", "6 images sorted")
@@ -539,7 +539,7 @@ def test_a_cancelled_import_is_reported(visit: Visit, service: str) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_where_corrections_are_kept(
+def test_axe_finds_nothing_where_corrections_are_kept(
     browser: Any,
     service: str,
     birds: Path,
@@ -557,7 +557,7 @@ def test_axe_finds_nothing_serious_where_corrections_are_kept(
         page.wait_for_timeout(400)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
         visit.shot(view)
-        assert tools.serious(visit, axe) == [], view
+        assert tools.accessibility_problems(visit, axe) == [], view
 
     tools.sort_images(visit, name, some)
     move(visit, some[4], "Hummingbird")

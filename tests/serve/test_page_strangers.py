@@ -193,7 +193,7 @@ def test_a_group_is_taught_without_the_images_that_were_left_out(
     pickers.nth(2).press("Enter")  # and in again
     assert pickers.nth(1).get_attribute("aria-pressed") == "true"
     visit.shot("sort-group-edited")
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     form.locator("input").fill("Hummingbird")
     form.get_by_role("button", name=f"Teach {n - 1}").click()
     visit.expect("dialog", f"Learned {n - 1} examples of Hummingbird. 1 left out.")

@@ -159,6 +159,41 @@ def test_a_large_zip_is_sorted_a_few_at_a_time(
 # -- import ----------------------------------------------------------------------------
 
 
+def test_an_import_lists_wrong_labels_and_one_click_moves_them(
+    visit: Visit, service: str, tmp_path: Path
+) -> None:
+    page = visit.page
+    visit.create("mixed")
+    for name, hue, n in (("gull", 0, 16), ("tern", 1, 16)):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for seed in range(n):
+            (tmp_path / "in" / name / f"{seed}.png").write_bytes(png(hue, seed))
+    for seed in range(50, 56):  # at most four are set aside for testing
+        (tmp_path / "in" / "gull" / f"0{seed}.png").write_bytes(png(1, seed))
+    page.set_input_files("#import-folder", tmp_path / "in")
+    panel = page.get_by_role("region", name="Labels that look wrong")
+    panel.wait_for()
+    entries = panel.get_by_role("listitem")
+    n_found = entries.count()
+    assert n_found >= 1
+    assert "Taught as gull, looks like tern" in entries.first.inner_text()
+    before = tools.counts(service, "mixed")
+    visit.shot("suspects")
+    entries.first.get_by_role("button", name="It is tern").click()
+    visit.expect("#passing", "Moved from gull to tern")
+    after = tools.counts(service, "mixed")
+    assert (after["gull"], after["tern"]) == (before["gull"] - 1, before["tern"] + 1)
+    assert tools.ask(service, "/models/mixed")["history"][-1]["what"] == "relabel"
+    visit.expect_samples("tern", after["tern"])
+    while entries.count():
+        left = entries.count()
+        entries.first.get_by_role("button", name="It is gull").click()
+        assert entries.count() == left - 1
+    panel.wait_for(state="hidden")
+    page.click("#undo")
+    visit.expect_samples("tern", before["tern"])
+
+
 def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
     visit: Visit, service: str, tmp_path: Path
 ) -> None:
@@ -213,6 +248,22 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
     visit.answer("The same image twice (4)")
     visit.expect("#counts", "2 classes · 4 images")
     visit.expect("#tab-review", "1")  # the one beside the class folders
+    parts = {
+        f"set/{name}/{i}.png": png(hue, i)
+        for hue, name in enumerate(("a", "Train", "val"))
+        for i in (31, 32)
+    }
+    for choice, classes, waiting in (
+        ("I label them under Review", "2 classes · 6 images", "5"),
+        ("It is a class: teach it", "4 classes · 10 images", "5"),
+    ):
+        tools.drop_zip(page, parts)
+        title = "“Train” and “val” are usual names of a part of a data set"
+        visit.answer(f"{title} -> {choice}")
+        if classes.startswith("4"):
+            visit.answer("Taught already from this browser (2)")
+        visit.expect("#counts", classes)
+        visit.expect("#tab-review", waiting)
     visit.menu("a", "Rename")
     page.get_by_label("New name").fill("B")
     page.get_by_role("button", name="Rename", exact=True).click()
@@ -473,7 +524,7 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(
     page.get_by_role("button", name="Group the 16 unknown ones").click()
     first = page.get_by_role("form", name="Group 1")
     first.wait_for()
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     n = int(first.get_by_role("button", name="Teach").inner_text().split()[1])
     first.get_by_role("textbox").or_(first.get_by_role("combobox")).fill("new")
     first.get_by_role("button", name="Teach").click()
@@ -487,7 +538,7 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(
     page.get_by_role("button", name="Would more examples help?").click()
     visit.expect(".curve", "Ten more examples of each class")
     assert page.locator(".curve-picture polyline").count() == 2
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
 
 
 def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(
@@ -625,7 +676,7 @@ def test_a_tour_of_three_steps_greets_once(browser: Any, service: str) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
+def test_axe_finds_nothing_and_every_view_is_kept_as_a_picture(
     browser: Any, service: str, birds: Path, axe: str, width: int, scheme: str
 ) -> None:
     name = f"Birds {width} {scheme}"
@@ -637,7 +688,7 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
         page.wait_for_timeout(400)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
         visit.shot(view)
-        assert tools.serious(visit, axe) == [], view
+        assert tools.accessibility_problems(visit, axe) == [], view
 
     visit.open()
     visit.expect(".tour", "1 of 3")

@@ -25,6 +25,7 @@ from evergrow.cli.model_files import (
     check_target,
     load_model,
     note_few_samples,
+    note_one_class,
     skipped_code,
     strictness_lines,
     write_lines,
@@ -145,6 +146,7 @@ def predict_command(
     evidence_lines = evidence.add(rows, learner, samples, found.rows.tolist())
     if format == "table" and found.measure == "probability":
         note_few_samples(learner)
+    note_one_class(learner)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
         # With --no-unknown, every sample gets a class.
@@ -261,10 +263,11 @@ def prediction_rows(
     Returns
     -------
     list of dict
-        ``item``, ``class``, its ``probability`` (or ``score``, of methods without
-        probabilities) and ``top``, the likeliest classes with their values. If novelty
-        was measured also ``unknown``, ``novelty``, ``threshold`` and ``nearest``, the
-        likeliest class with its value; class and value of an unknown sample are None.
+        ``item``, ``class``, its ``probability`` (or another measure of
+        :class:`Predictions`) and ``top``, the likeliest classes with their values. If
+        novelty was measured also ``unknown``, ``novelty``, ``threshold`` and
+        ``nearest``, the likeliest class with its value; class and value of an unknown
+        sample are None.
         ``unsure`` if given.
     """
     rows = []
@@ -318,7 +321,7 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     rows : list of dict
         Result of :func:`prediction_rows`. All have the same keys, and so the same
         columns.
-    measure : {"probability", "score"}
+    measure : {"probability", "familiarity", "score"}
         Kind of the class values.
     """
     names = ["item", "class", measure, "unknown", "unsure", "novelty", "threshold"]
@@ -345,14 +348,14 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     ----------
     rows : list of dict
         Result of :func:`prediction_rows`.
-    measure : {"probability", "score"}
+    measure : {"probability", "familiarity", "score"}
         Kind of the class values.
     """
 
     def shown(entry: dict[str, Any]) -> list[str]:
         """Return class and value of an entry of ``top`` as text."""
         value = entry[measure]
-        if measure == "probability":
+        if measure in ("probability", "familiarity"):
             return [entry["class"], percent(value)]
         return [entry["class"], f"{value:.4g}"]
 

@@ -48,6 +48,15 @@ LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
 _IMAGE_COLUMNS = ("path", "image", "file", "filename")
 
 
+_CONTENT_NAMES = {
+    "text": "texts",
+    "image": "images",
+    "features": "feature vectors",
+    "": "numbers or other values",
+}
+"""Contents of a column, for messages."""
+
+
 class _Candidate(NamedTuple):
     """A kind of samples, the content of their column, and its usual names."""
 
@@ -138,13 +147,27 @@ def choose_columns(
             sample = _find_column(contents, candidate, label)
             if sample:
                 return Columns(candidate.kind, sample, label)
-    raise _missing_column(contents, options.kind, label, title)
+    raise _missing_column(contents, options, label, title)
 
 
 def _missing_column(
-    contents: Mapping[str, str], kind: str, label: str, title: str
+    contents: Mapping[str, str], options: DataOptions, label: str, title: str
 ) -> FileFormatError:
-    """Return the error for a table without a column of samples of this kind."""
+    """Return the error for a table without a column of samples of this kind.
+
+    A column with a usual name has other contents then, and is named.
+    """
+    kind = options.kind
+    for candidate in _CANDIDATES:
+        if kind not in ("", candidate.kind):
+            continue
+        for name in candidate.names:
+            if name in contents and name != label and candidate.kind != "features":
+                return FileFormatError(
+                    f"{title}: column {name!r} must hold {candidate.kind}s, got "
+                    f"{_CONTENT_NAMES[contents[name]]}; name another column by "
+                    f"{candidate.kind}_column"
+                )
     wanted = "'text', 'image', 'path' or 'feature'"
     settings = "text_column or image_column"
     if kind == "text":

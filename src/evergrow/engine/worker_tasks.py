@@ -43,6 +43,7 @@ from evergrow.core.record import (
 )
 from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
+from evergrow.engine.double_labels import has_digests, write_digests
 from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
 from evergrow.engine.parquet_out import read_report, write_features, write_predictions
 from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
@@ -189,6 +190,11 @@ def statistics(job: Job, task: WorkerTask) -> ShardReport:
         raise ShardError(f"shard {task.number} has no sample that can be read")
     template = _open_model(str(job.template_file), job.key, task.about["device"])
     part = learn_shard(template, LabelledRows(found.X, found.labels), task.number)
+    source = _open_source(job)
+    if has_digests(source):
+        path = job.result("digests", task.number)
+        path.parent.mkdir(exist_ok=True)
+        write_digests(path, source.read(shard))
     write_part(
         job.result("statistics", task.number), part, {str(task.number): found.engine}
     )

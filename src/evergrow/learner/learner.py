@@ -215,6 +215,15 @@ class Learner(Estimator):
         return self._require_fitted().head
 
     @property
+    def measure_(self) -> str:
+        """What :meth:`predictions` returns per class.
+
+        ``"probability"``; for a single class, which has nothing to compare with,
+        ``"familiarity"``; for methods without probabilities ``"score"``.
+        """
+        return self._require_fitted().measure
+
+    @property
     def n_features_in_(self) -> int:
         """Number of columns of the feature vectors."""
         return int(self.head_.n_features_in_)
@@ -1068,7 +1077,7 @@ class Learner(Estimator):
         -------
         Predictions
             One row per readable sample. It has scores in place of probabilities if the
-            method has no probabilities.
+            method has no probabilities, and familiarities if the model has one class.
 
         Raises
         ------
@@ -1080,11 +1089,13 @@ class Learner(Estimator):
         if false_alarm is not None:
             threshold = state.threshold(false_alarm)
         features = self.encode(items, on_error=on_error)
-        if hasattr(state.head, "predict_proba"):
-            measure = "probability"
+        measure = state.measure
+        if measure == "probability":
             values = np.asarray(state.head.predict_proba(features.X))
+        elif measure == "familiarity":
+            score = state.head.novelty_score(features.X)
+            values = state.calibration.familiarity(score)[:, None]
         else:
-            measure = "score"
             values = state.head.class_scores(features.X)
         novelty = None
         unknown = None

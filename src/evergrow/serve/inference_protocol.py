@@ -457,16 +457,14 @@ def output_types(version: Version) -> dict[str, str]:
     Raises :class:`NotFittedError` while the model has no class.
     """
     version.require_ready()
-    measure = "score"
-    if hasattr(version.learner.head_, "predict_proba"):
-        measure = "probability"
+    measure = version.learner.measure_
     types = {"label": "BYTES", "nearest": "BYTES", measure: "FP64"}
     try:
         version.learner.state_.threshold(FALSE_ALARM)
     except (NotFittedError, UnsupportedError):
         return types
     types.update(novelty="FP64", unknown="BOOL")
-    if measure == "probability":
+    if measure != "score":
         types["unsure"] = "BOOL"
     return types
 

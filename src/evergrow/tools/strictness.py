@@ -95,7 +95,8 @@ def unsure_mask(
 ) -> NDArray[np.bool_]:
     """Return which predictions are outside of the limits.
 
-    Unknown samples are always outside.
+    Unknown samples are always outside. With a single class only the limit of novelty
+    holds.
 
     Parameters
     ----------
@@ -103,8 +104,7 @@ def unsure_mask(
         The held-out rows of the model. Without any, only the limit of probability
         holds.
     predictions : Predictions
-        Predictions of the model, with probabilities. Without novelty, only the limit of
-        probability holds.
+        Predictions of the model. Without novelty, only the limit of probability holds.
     limits : AcceptanceLimits
         The limits.
 
@@ -122,7 +122,9 @@ def unsure_mask(
     >>> mask.shape
     (100,)
     """
-    mask = predictions.values.max(axis=1) < limits.probability
+    mask = np.zeros(len(predictions.values), dtype=bool)
+    if predictions.measure == "probability":
+        mask |= predictions.values.max(axis=1) < limits.probability
     if predictions.novelty is not None and calibration.n:
         # A novelty that is not finite is outside, too.
         mask |= ~(predictions.novelty <= calibration.threshold(limits.false_alarm))
@@ -134,7 +136,7 @@ def unsure_mask(
 def unsure_predictions(
     calibration: Calibration, predictions: Predictions, strangers: str = USUAL
 ) -> NDArray[np.bool_] | None:
-    """Return which predictions are unsure; None for a method without probabilities.
+    """Return which predictions are unsure; None if they have scores only.
 
     Parameters
     ----------
@@ -157,7 +159,7 @@ def unsure_predictions(
     array([ True,  True,  True,  True])
     """
     limits = limits_of(strangers)
-    if predictions.measure != "probability":
+    if predictions.measure == "score":
         return None
     return unsure_mask(calibration, predictions, limits)
 

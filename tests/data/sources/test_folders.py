@@ -81,7 +81,7 @@ def test_train_and_test_folders_are_read(tree: Tree) -> None:
             ("cat", "dog"),
         ),
         ({"train/a": 10, "train/b": 10}, "class-folders", ("a", "b")),
-        ({"bus": 6, "train": 6}, "class-folders", ("bus", "train")),
+        ({"bus": 6, "metro": 6}, "class-folders", ("bus", "metro")),
         ({"Train/a": 5, "VAL/a": 2}, "train-test", ("a",)),
         ({"TRAINING/a": 5, "Validation/a": 2}, "train-test", ("a",)),
         ({"train/a": 5, "valid/a": 2}, "train-test", ("a",)),
