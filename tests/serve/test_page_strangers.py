@@ -92,7 +92,7 @@ def test_unsure_images_name_the_classes_that_they_may_show(
     visit: Visit, service: str, birds: Path, species: list[str], heap: list[Path]
 ) -> None:
     teach_all(service, "sets", birds, species[:KNOWN])
-    sort(visit, "sets", heap)
+    tools.sort_images(visit, "sets", heap)
     answers = predictions(service, "sets", heap, coverage="0.95")
     tiles = visit.page.locator(f"{UNSURE} .tile-image").evaluate_all(
         "all => all.map((one) => [one.title.split('/').pop(), one.textContent])"
