@@ -170,6 +170,17 @@ def test_damaged_and_foreign_files_are_one_clear_line(shell, images):
         assert not Path("m.evg").exists()
 
 
+def test_an_engine_takes_a_model_of_the_file_but_not_the_file(shell, images):
+    adapt_quickly(shell, images)
+    fit = ("fit", images, "--weights", "tuned.safetensors", "-m", "m.evg")
+    said = shell.error(*fit, "--engine", "local")
+    assert "weights must not be a file of evergrow adapt with an engine" in said
+    assert not Path("m.evg").exists()
+    shell.run(*fit, "--units", 20)
+    shell.run("update", "m.evg", images, "--again", "--engine", "local")
+    assert sum(open_model("m.evg").state_.label_counts.values()) == 36
+
+
 def test_several_networks_are_refused(shell, images):
     message = shell.error(
         "fit", images, "-m", "m.evg", "--backbone", "test_vit+test_resnet", "--set",
