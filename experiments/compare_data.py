@@ -1,8 +1,10 @@
 """Make the image sets of the comparison from public GitHub repositories.
 
-Command:   python experiments/compare_data.py [NAME ...] [--to data/compare]
+Command:   python experiments/compare_data.py [NAME ...] [--to data/compare] [--more N]
            without a NAME all sets are made
 Result:    data/compare/NAME/{train,test}/CLASS/*.webp, and a line of counts per set
+           with --more: data/compare/NAME_more/train/CLASS/*.webp, up to N images per
+           class that are in neither part and not in a published test part
 
 Needs git. A repository is cloned once, without its history, into
 data/compare/repositories.
@@ -172,10 +174,22 @@ def clone(name: str, folder: Path) -> Repository:
     return Repository(target)
 
 
-def choose(samples: Iterable[Sample], wanted: ImageSet) -> list[Sample]:
+def choose(
+    samples: Iterable[Sample], wanted: ImageSet, n_more: int = 0
+) -> list[Sample]:
     """Return the samples to store, with their part.
 
     Classes without enough test images for half of `wanted.n_test` are left out.
+
+    Parameters
+    ----------
+    samples : iterable of Sample
+        Samples of the repository.
+    wanted : ImageSet
+        The set.
+    n_more : int, default=0
+        If positive, return up to this number of further training samples per class
+        instead.
     """
     grouped: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for part, label, name in samples:
@@ -189,6 +203,12 @@ def choose(samples: Iterable[Sample], wanted: ImageSet) -> list[Sample]:
         if published is not None:
             train = published[: wanted.n_train]
             test = published[wanted.n_train :][: wanted.n_test]
+        if n_more:
+            spare = shuffled.get("train", [])[wanted.n_train :]
+            if published is not None:
+                spare = published[wanted.n_train + wanted.n_test :]
+            chosen += [("train", label, name) for name in spare[:n_more]]
+            continue
         if len(test) < wanted.n_test // 2:
             say(f"  left out: {label}, with {len(train)} + {len(test)} images")
             continue
@@ -221,13 +241,15 @@ def shrink(image: bytes) -> bytes:
     return out.getvalue()
 
 
-def make(name: str, to: Path) -> None:
-    """Write a set of images."""
+def make(name: str, to: Path, n_more: int = 0) -> None:
+    """Write a set of images, or further training images of it."""
     wanted = SETS[name]
     repository = clone(wanted.repository, to / "repositories")
     counts = {"train": 0, "test": 0}
     size = 0
-    for part, label, file in choose(wanted.list_samples(repository), wanted):
+    if n_more:
+        name = f"{name}_more"
+    for part, label, file in choose(wanted.list_samples(repository), wanted, n_more):
         folder = to / name / part / label
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -254,11 +276,12 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--to", type=Path, default=Path("data/compare"))
+    parser.add_argument("--more", type=int, default=0, metavar="N")
     given = parser.parse_args()
     for name in set(given.names) - set(SETS):
         parser.error(f"no set {name!r}; there are {', '.join(SETS)}")
     for name in given.names or SETS:
-        make(name, given.to)
+        make(name, given.to, given.more)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""Filing of predictions by strictness: measured rates, and their estimates.
+"""Acceptance of predictions by strictness: measured rates, and their estimates.
 
 Command:   python experiments/strictness.py NAME=FEATURES.npz ... [--classes 0 100]
+           [--curve]
            FEATURES.npz has X_train, y_train, X_test, y_test and optionally `blocks`,
            the widths of blocks of features. One JSON object per line goes to standard
            output.
-Results:   strictness.jsonl; ``python experiments/strictness.py --show`` prints tables.
+Results:   strictness.jsonl and, with --curve, strictness_curve.jsonl;
+           ``python experiments/strictness.py --show`` prints tables.
 
 Each of ten draws learns 12 classes with 20 training samples each and predicts 60 test
 samples of these classes and 40 of other classes. The constants of
 `evergrow.tools.strictness` were chosen on classes 100 to 199 of birds and 75 to 149 of
 intents; the recorded results are of the other classes, and of other data sets.
+
+The curve has the same draws at other limits of novelty, with the smallest probability
+of ``--strangers some``.
 """
 
 from __future__ import annotations
@@ -26,9 +31,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow import Learner
-from evergrow.tools.strictness import STRICTNESS, estimate_unknown, expected_rates
+from evergrow.tools.strictness import (
+    STRICTNESS,
+    USUAL,
+    AcceptanceLimits,
+    estimate_unknown,
+    expected_rates,
+)
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
+CURVE = Path(__file__).with_name("strictness_curve.jsonl")
+ALARMS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 N_CLASSES = 12
 N_TRAIN = 20
 N_KNOWN = 60
@@ -47,53 +60,85 @@ def first_rows(
     )
 
 
-def run(
-    name: str, train: Rows, test: Rows, blocks: tuple[int, ...], seed: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the results of one draw, one per strictness."""
-    X, y = train
-    T, t = test
-    rng = np.random.default_rng(seed)
-    classes = rng.permutation(np.unique(y))
-    known = classes[:N_CLASSES]
-    rows = first_rows(y, known, rng)
-    options = {"blocks": blocks} if blocks else {}
-    learner = Learner(None, device="cpu", options=options)
-    learner.fit(X[rows], y[rows].astype(str))
-    is_known = np.isin(t, known)
-    heap = np.concatenate(
-        [
-            rng.permutation(np.flatnonzero(is_known))[:N_KNOWN],
-            rng.permutation(np.flatnonzero(~is_known))[:N_UNKNOWN],
-        ]
-    )
-    unknown = ~is_known[heap]
-    novelty = learner.novelty_score(T[heap])
-    probabilities = learner.predict_proba(T[heap])
-    predicted = learner.state_.classes[probabilities.argmax(axis=1)]
-    is_right = predicted == t[heap].astype(str)
-    confidence = probabilities.max(axis=1)
-    for strictness, limits in STRICTNESS.items():
-        calibration = learner.state_.calibration
-        threshold = calibration.threshold(limits.false_alarm)
-        accepted = (novelty <= threshold) & (confidence >= limits.probability)
-        rates = expected_rates(calibration, limits)
-        found = estimate_unknown(calibration, novelty, confidence, limits)
-        yield {
-            "data": name,
-            "seed": seed,
-            "strictness": strictness,
-            "known_not_accepted": float(1 - accepted[~unknown].mean()),
-            "known_not_accepted_right": float(
-                1 - (accepted & is_right)[~unknown].mean()
-            ),
-            "known_not_accepted_right_expected": rates.known_not_accepted,
-            "unknown_accepted": float(accepted[unknown].mean()),
-            "unknown_accepted_expected": rates.unknown_accepted,
-            "n_accepted_unknown": int((accepted & unknown).sum()),
-            "n_accepted_unknown_estimated": found and found.accepted,
-            "interval": found and found.accepted_interval,
-        }
+class Draw:
+    """One draw: a learner, and its predictions of a heap of test samples.
+
+    Parameters
+    ----------
+    train, test : Rows
+        Features and classes.
+    blocks : tuple of int
+        Widths of blocks of features.
+    seed : int
+        Seed of classes and samples.
+    """
+
+    def __init__(
+        self, train: Rows, test: Rows, blocks: tuple[int, ...], seed: int
+    ) -> None:
+        X, y = train
+        T, t = test
+        rng = np.random.default_rng(seed)
+        classes = rng.permutation(np.unique(y))
+        known = classes[:N_CLASSES]
+        rows = first_rows(y, known, rng)
+        options = {"blocks": blocks} if blocks else {}
+        learner = Learner(None, device="cpu", options=options)
+        learner.fit(X[rows], y[rows].astype(str))
+        is_known = np.isin(t, known)
+        heap = np.concatenate(
+            [
+                rng.permutation(np.flatnonzero(is_known))[:N_KNOWN],
+                rng.permutation(np.flatnonzero(~is_known))[:N_UNKNOWN],
+            ]
+        )
+        self.calibration = learner.state_.calibration
+        self.unknown = ~is_known[heap]
+        self.novelty = learner.novelty_score(T[heap])
+        probabilities = learner.predict_proba(T[heap])
+        predicted = learner.state_.classes[probabilities.argmax(axis=1)]
+        self.is_right = predicted == t[heap].astype(str)
+        self.confidence = probabilities.max(axis=1)
+
+    def accepted(self, limits: AcceptanceLimits) -> NDArray[np.bool_]:
+        """Return which samples are accepted."""
+        threshold = self.calibration.threshold(limits.false_alarm)
+        is_familiar = self.novelty <= threshold
+        return np.asarray(is_familiar & (self.confidence >= limits.probability))
+
+    def by_strictness(self) -> Iterator[dict[str, Any]]:
+        """Yield rates and estimates of each strictness."""
+        for strictness, limits in STRICTNESS.items():
+            accepted = self.accepted(limits)
+            unknown = self.unknown
+            rates = expected_rates(self.calibration, limits)
+            found = estimate_unknown(
+                self.calibration, self.novelty, self.confidence, limits
+            )
+            yield {
+                "strictness": strictness,
+                "known_not_accepted": float(1 - accepted[~unknown].mean()),
+                "known_not_accepted_right": float(
+                    1 - (accepted & self.is_right)[~unknown].mean()
+                ),
+                "known_not_accepted_right_expected": rates.known_not_accepted,
+                "unknown_accepted": float(accepted[unknown].mean()),
+                "unknown_accepted_expected": rates.unknown_accepted,
+                "n_accepted_unknown": int((accepted & unknown).sum()),
+                "n_accepted_unknown_estimated": found and found.accepted,
+                "interval": found and found.filed_interval,
+            }
+
+    def by_alarm(self) -> Iterator[dict[str, Any]]:
+        """Yield the rates of each point of the curve."""
+        for alarm in ALARMS:
+            limits = AcceptanceLimits(alarm, STRICTNESS[USUAL].probability)
+            accepted = self.accepted(limits)
+            yield {
+                "false_alarm": alarm,
+                "known_not_accepted": float(1 - accepted[~self.unknown].mean()),
+                "unknown_accepted": float(accepted[self.unknown].mean()),
+            }
 
 
 def show() -> None:
@@ -127,7 +172,25 @@ def show() -> None:
             f"| {name} | {strictness} | {' | '.join(cells)} "
             f"| {sum(inside)} of {len(inside)} |"
         )
+    lines += ["", *curve_lines()]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def curve_lines() -> list[str]:
+    """Return the lines of the table of the curve."""
+    groups: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
+    for line in CURVE.read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        pair = (result["known_not_accepted"], result["unknown_accepted"])
+        groups[result["data"], result["false_alarm"]].append(pair)
+    lines = [
+        "| data | false alarms | known not accepted | unknown accepted |",
+        "|---" * 4 + "|",
+    ]
+    for (name, alarm), pairs in groups.items():
+        known, unknown = 100 * np.mean(pairs, axis=0)
+        lines.append(f"| {name} | {100 * alarm:.0f} | {known:.1f} | {unknown:.1f} |")
+    return lines
 
 
 def main() -> None:
@@ -139,6 +202,7 @@ def main() -> None:
     parser.add_argument(
         "--classes", nargs=2, type=int, default=(0, 10**6), help="first and last + 1"
     )
+    parser.add_argument("--curve", action="store_true", help="at many limits")
     parser.add_argument("--show", action="store_true", help="print the records")
     given = parser.parse_args()
     if given.show:
@@ -155,8 +219,11 @@ def main() -> None:
             rows = (y >= low) & (y < high)
             parts.append((X[rows], y[rows]))
         for seed in range(N_DRAWS):
-            for result in run(name, parts[0], parts[1], blocks, seed):
-                sys.stdout.write(json.dumps(result) + "\n")
+            draw = Draw(parts[0], parts[1], blocks, seed)
+            results = draw.by_alarm() if given.curve else draw.by_strictness()
+            for result in results:
+                record = {"data": name, "seed": seed} | result
+                sys.stdout.write(json.dumps(record) + "\n")
                 sys.stdout.flush()
 
 

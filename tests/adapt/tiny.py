@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from evergrow.data.items import Images
 from evergrow.features import ImageBackbone, create_backbone
@@ -35,3 +36,8 @@ def stripes(
     looks = np.random.default_rng(1).uniform(0, 200, size=(n_classes, side, 1, 3))
     pixels = looks[y] + rng.uniform(0, 55, size=(len(y), side, side, 3))
     return Images(pixels.astype(np.uint8)), y
+
+
+def patch_tokens(model: Any, images: Tensor) -> Tensor:
+    """Return the tokens that enter the first block of a vision transformer."""
+    return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from evergrow.features import weights
-from evergrow.features.networks import CATALOG, catalog_entry
+from evergrow.features.networks import CATALOG
+from evergrow.features.weights import catalog_entry
 
 
 @pytest.fixture

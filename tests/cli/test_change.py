@@ -66,6 +66,15 @@ def test_unlearn_equals_a_model_without_the_samples(shell, model, later):
     assert_same_answers(open_model(model), before)
 
 
+def test_unlearn_says_how_the_samples_come_back_and_how_they_go(shell, model, later):
+    shell.run("update", model, later)
+    said = shell.run("unlearn", model, later).stdout
+    assert "rollback can bring them back; --for-good also removes them" in said
+    shell.run("rollback", model)
+    said = shell.run("unlearn", model, later, "--for-good").stdout
+    assert "rollback can bring" not in said
+
+
 def test_unlearn_for_good_says_what_it_removed_and_what_it_cannot_know(
     shell, model, later
 ):

@@ -126,6 +126,11 @@ def test_an_error_names_all_unreadable_images_and_the_flag(shell, images):
     assert "--on-error skip leaves such images out" in said
 
 
+def test_an_option_of_adapt_is_named_as_users_give_it(shell, images):
+    said = shell.error("fit", images, "-m", "p.evg", "--set", "epochs=3")
+    assert "--set epochs= is for --adapt" in said
+
+
 def test_an_image_in_two_classes_gives_a_warning(shell, images):
     shutil.copy2(images / "lying" / "0.png", images / "standing" / "copy.png")
     options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
@@ -136,6 +141,12 @@ def test_an_image_in_two_classes_gives_a_warning(shell, images):
     assert "evergrow data images --check" in line
     values = shell.json("update", "p.evg", images, "--again", code=1)
     assert "1 image has two labels" in values["warnings"][0]
+    pytest.importorskip("pyarrow")
+    sharded = ("--engine", "local", "--set", "shard_rows=4")
+    values = shell.json("fit", images, "-m", "s.evg", *options, *sharded, code=1)
+    assert values["warnings"] == [line]
+    values = shell.json("update", "p.evg", images, *sharded, code=1)
+    assert values["warnings"] == [line]
 
 
 def test_folders_that_are_no_classes_are_refused_unless_accepted(shell, images):
@@ -146,7 +157,8 @@ def test_folders_that_are_no_classes_are_refused_unless_accepted(shell, images):
     options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
     said = shell.run("fit", "data", "-m", "p.evg", *options, code=2).stderr
     assert "'train' became a class" in said
-    assert "probably not the classes; nothing was learned. --as-is learns them" in said
+    assert "probably not the classes; nothing was learned. If they are" in said
+    assert "add --as-is" in said
     assert not Path("p.evg").exists()
     values = shell.json("fit", "data", "-m", "p.evg", *options, "--as-is", code=1)
     assert values["classes"] == ["more", "train"]
@@ -154,6 +166,28 @@ def test_folders_that_are_no_classes_are_refused_unless_accepted(shell, images):
         said = shell.run("update", "p.evg", "data", code=2).stderr
         assert "--as-is" in said
         shell.run("fit", "data", "-m", "q.evg", "--engine", "local", code=2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train", "Training", "TEST", "testing", "val", "valid", "Validation"],
+)
+def test_a_class_named_like_a_part_of_the_data_is_refused_unless_accepted(
+    shell, images, name
+):
+    (images / "lying").rename(images / name)
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
+    said = shell.run("fit", images, "-m", "p.evg", *options, code=2).stderr
+    assert f"'{name}' became a class" in said
+    assert "add --as-is" in said
+    assert not Path("p.evg").exists()
+    sharded = ("fit", images, "-m", "p.evg", *options, "--engine", "local")
+    shell.run(*sharded, code=2)
+    assert not Path("p.evg").exists()
+    values = shell.json("fit", images, "-m", "p.evg", *options, "--as-is")
+    assert sorted(values["classes"]) == sorted([name, "slanted", "standing"])
+    with unchanged(Path("p.evg")):
+        assert "add --as-is" in shell.run("update", "p.evg", images, code=2).stderr
 
 
 @pytest.mark.parametrize(

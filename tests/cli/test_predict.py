@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import NAMES, clouds
+from tests.cli.conftest import NAMES, clouds, write_features
 
 from evergrow.cli.samples import read_samples
 from evergrow.core.errors import InputError
@@ -86,6 +86,25 @@ def test_unknown_samples_have_no_class(shell, model, asked):
         == (novelty > learner.state_.threshold(0.9)).sum()
         > expected.sum()
     )
+
+
+def test_a_model_of_one_class_says_how_familiar_samples_are(shell, tmp_path):
+    write_features(tmp_path / "one.npz", NAMES[:1])
+    shell.run("fit", tmp_path / "one.npz", "-m", "one.evg", "--units", 20)
+    X, _ = clouds(NAMES[:1], 3, 7)
+    np.save("some.npy", np.concatenate([X, 60 + X]))
+    result = shell.run("predict", "one.evg", "some.npy")
+    assert "one class and nothing to compare it with" in result.stderr
+    assert result.stdout.split()[:3] == ["item", "class", "familiarity"]
+    rows = shell.json("predict", "one.evg", "some.npy")["predictions"]
+    learner = open_model("one.evg")
+    novelty = learner.novelty_score(np.load("some.npy"))
+    expected = learner.state_.calibration.familiarity(novelty)
+    values = [row["top"][0]["familiarity"] for row in rows]
+    np.testing.assert_allclose(values, expected)
+    assert max(values[:3]) > 0.2
+    assert values[3:] == [0, 0, 0]
+    assert "probability" not in rows[0]
 
 
 def test_strangers_prints_what_its_limits_cost(shell, model, asked):

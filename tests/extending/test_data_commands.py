@@ -94,7 +94,9 @@ def test_a_reader_can_return_features(tmp_path: Path) -> None:
 build_app()  # fills the list
 
 
-def test_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_added_command_has_help_json_and_exit_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
 
     @command("greet", panel="Ask")

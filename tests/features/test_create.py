@@ -35,7 +35,7 @@ TINY = [name for name in timm.list_models("test_*") if "naflex" not in name]
 
 
 def image_backbone(name: str | nn.Module, **options: object) -> ImageBackbone:
-    backbone = create_backbone(name, device="cpu", **options)  # type: ignore[arg-type]
+    backbone = create_backbone(name, device="cpu", **options)
     assert isinstance(backbone, ImageBackbone)
     return backbone
 
@@ -252,7 +252,7 @@ def test_create_backbone_rejects_invalid_options(
     options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ParameterError, match=message):
-        create_backbone("test_vit", weights="random", device="cpu", **options)  # type: ignore[arg-type]
+        create_backbone("test_vit", weights="random", device="cpu", **options)
     for name in ("", 3, None):
         with pytest.raises(ParameterError, match="must be a name or a torch module"):
             create_backbone(name)  # type: ignore[arg-type]

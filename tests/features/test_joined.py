@@ -78,12 +78,12 @@ def test_networks_with_other_sizes_and_pixel_scales_see_their_own_images() -> No
     second = network("test_vit", img_size=96, preset=Preprocessing((96, 96), (110, 99)))
     both = JoinedBackbone([first, second])
     items = pictures()
-    prepared = [both.transform(decode_image(items.raw(row))) for row in range(3)]  # type: ignore[misc]
+    prepared = [both.transform(decode_image(items.raw(row))) for row in range(3)]
     assert prepared[0].shape == (3, 160, 160 + 96)
     apart = [
         encode_batch(
             part,
-            [part.transform(decode_image(items.raw(row))) for row in range(3)],  # type: ignore[misc]
+            [part.transform(decode_image(items.raw(row))) for row in range(3)],
         )
         for part in (first, second)
     ]

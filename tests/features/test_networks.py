@@ -17,8 +17,8 @@ from evergrow.features.networks import (
     CATALOG,
     SUGGESTED,
     CatalogEntry,
-    catalog_entry,
 )
+from evergrow.features.weights import catalog_entry
 
 IMAGE_ENTRIES = [entry for entry in CATALOG if entry.kind == "image"]
 TEXT_ENTRIES = [entry for entry in CATALOG if entry.kind == "text"]

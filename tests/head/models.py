@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.recursive import RecursiveState
 from evergrow.head.linalg.statistics import RidgeStatistics
 from evergrow.head.ridge_model import LayerMap
+from evergrow.head.solved_cache import Choice, SolvedCache, SolvedChoice
 
 SOLVERS = ("auto", "dense", "compact", "recursive")
 
@@ -22,6 +24,13 @@ def small(solver: str = "auto", **settings: Any) -> Classifier:
     """Return a small classifier with a given form of its statistics."""
     defaults = {"n_units": 60, "random_state": 0, "shape_directions": 6}
     return with_solver(Classifier(**{**defaults, **settings}), solver)
+
+
+def with_choice(model: Classifier, choice: Choice) -> Classifier:
+    """Let a classifier predict with given settings in place of those it would choose."""
+    solved = SolvedCache(model.model_, "denoised", None, SolvedChoice(choice))
+    model._state = dataclasses.replace(model.state_, solved=solved)
+    return model
 
 
 def with_solver(model: Classifier, solver: str) -> Classifier:

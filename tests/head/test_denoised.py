@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from tests.head.models import small
+from tests.head.models import small, with_choice
 
 from evergrow import Classifier
-from evergrow.head.solved_cache import SolvedCache, SolvedChoice
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def by_hand(
     ridge = np.full(H.shape[1], model.alpha_)
     if model.blocks is not None:
         ridge[model.n_units_ :] /= np.repeat(
-            np.square(model._state.solved.choice.weights), model.blocks
+            np.square(model.state_.solved.choice.weights), model.blocks
         )
     M = np.stack([H[y == c].mean(axis=0) for c in classes])
     n = np.array([(y == c).sum() for c in classes], dtype=float)
@@ -78,7 +76,7 @@ def shapes_by_hand(
     model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray
 ) -> np.ndarray:
     shapes = model.model_.shapes
-    nu = model._state.solved.choice.strength
+    nu = model.state_.solved.choice.strength
     P, Q = (
         (rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries)
     )
@@ -124,13 +122,12 @@ def test_predictions_before_settle_use_the_last_choice(data):
     X, y = data
     model = small().fit(X[:180], y[:180])
     model.predict(X[:1])
-    choice = model._state.solved.choice
+    choice = model.state_.solved.choice
     model.partial_fit(X[180:], y[180:])
     followed = model.class_scores(X[:20])
-    assert model._state.solved.choice == choice
+    assert model.state_.solved.choice == choice
     fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
-    started = SolvedCache(fresh.model_, "denoised", None, SolvedChoice(choice))
-    fresh._state = dataclasses.replace(fresh._state, solved=started)
+    with_choice(fresh, choice)
     np.testing.assert_allclose(
         followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8
     )

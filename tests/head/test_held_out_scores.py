@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.head.models import small
+from tests.head.models import small, with_choice
+from tests.samples import separated_rows
 
 from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import solved_cache
 from evergrow.head.linalg.scatter import SolvedScatter
 from evergrow.head.novelty.score import term_units, to_units
-from evergrow.head.solved_cache import SolvedCache, SolvedChoice
 from evergrow.head.temperature import TEMPERATURES, best_temperature, log_losses
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -25,7 +25,7 @@ Data = tuple[np.ndarray, np.ndarray]
 def data() -> Data:
     rng = np.random.default_rng(0)
     y = rng.permutation(np.repeat(np.arange(6), [40, 40, 30, 30, 20, 4]))
-    return rng.normal(size=(6, 12))[y] + 0.8 * rng.normal(size=(len(y), 12)), y
+    return separated_rows(y, 12, distance=2.5), y
 
 
 def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> Classifier:
@@ -38,11 +38,9 @@ def without(
     """Return a model with the same layer and settings that learned only these rows."""
     rest = model.spawn().partial_fit(X, y, sample_weight=weights)
     model.predict(X[:1])
-    assert model._state.solved.choice is not None
-    choice = dataclasses.replace(model._state.solved.choice, rows=rest.model_.n_rows)
-    fixed = SolvedCache(rest.model_, "denoised", None, SolvedChoice(choice))
-    rest._state = dataclasses.replace(rest._state, solved=fixed)
-    return rest
+    assert model.state_.solved.choice is not None
+    choice = dataclasses.replace(model.state_.solved.choice, rows=rest.model_.n_rows)
+    return with_choice(rest, choice)
 
 
 def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -172,7 +170,7 @@ def test_calibration_survives_learning_and_saving(data: Data) -> None:
     model = make(X[y < 5], y[y < 5])
     before = model.novelty_score(X)
     standard = dataclasses.replace(
-        model._state.solved.standard, spread=2.0 * model._state.solved.standard.spread
+        model.state_.solved.standard, spread=2.0 * model.state_.solved.standard.spread
     )
     assert model.calibrate(temperature=3.0, novelty=standard).temperature_ == 3.0
     assert not np.allclose(model.novelty_score(X), before)

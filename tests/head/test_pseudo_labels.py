@@ -46,7 +46,7 @@ def with_pseudo_labels(
 
 def weighted(model: Classifier, U: NDArray[Any]) -> Classifier:
     """Return a model that learned the pseudo-labels of another one as weighted rows."""
-    pseudo_labels = model._state.pseudo_labels
+    pseudo_labels = model.state_.pseudo_labels
     assert pseudo_labels is not None
     places = {
         mark: row for row, mark in enumerate(row_marks(torch.from_numpy(U)).tolist())
@@ -124,7 +124,7 @@ def test_labels_replace_pseudo_labels(data):
     whole = model.n_pseudo_labels_
     model.partial_fit(U[:10], u[:10])
     assert model.n_pseudo_labels_ < whole
-    assert set(model._state.pseudo_labels.marks.tolist()).isdisjoint(
+    assert set(model.state_.pseudo_labels.marks.tolist()).isdisjoint(
         row_marks(torch.from_numpy(U[:10])).tolist()
     )
     assert_same_scores(model, weighted(model, U), T)
@@ -132,7 +132,7 @@ def test_labels_replace_pseudo_labels(data):
         np.concatenate([U[10:60], U[10:20]]), [*u[10:60], *[9] * 10]
     )  # the last are a new class
     assert new.n_pseudo_labels_ == 0
-    assert new._state.pseudo_labels is None
+    assert new.state_.pseudo_labels is None
 
 
 def test_rows_learned_twice_without_labels_count_once(data):
@@ -154,13 +154,13 @@ def test_class_edits_apply_to_pseudo_labels(data):
     merged = with_pseudo_labels(data, shape_directions=0).merge_classes([1, 4], 1)
     assert_same_scores(merged, weighted(merged, U), T, 1e-8)
     left = with_pseudo_labels(data).forget_classes([2])
-    assert left._state.pseudo_labels.state.n_targets == 5
+    assert left.state_.pseudo_labels.state.n_targets == 5
     assert 2 not in left.predict(T)
     gone = with_pseudo_labels(data).unlearn(X[y == 3], y[y == 3])
     assert gone.classes_.tolist() == [0, 1, 2, 4, 5]
-    assert len(gone._state.pseudo_labels.codes) == gone.n_pseudo_labels_ > 0
+    assert len(gone.state_.pseudo_labels.codes) == gone.n_pseudo_labels_ > 0
     grown = with_pseudo_labels(data).partial_fit(T[:6] + 30.0, [7] * 6)
-    assert grown._state.pseudo_labels.state.n_targets == 7
+    assert grown.state_.pseudo_labels.state.n_targets == 7
 
 
 def test_merge_adds_pseudo_labels_of_both(data):

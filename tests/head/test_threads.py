@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.samples import separated_rows
 
 from evergrow import Classifier
 from evergrow.head import solved_cache
@@ -21,10 +22,8 @@ STRESS = Path(__file__).with_name("stress.py")
 
 
 def data(n: int) -> tuple[np.ndarray, np.ndarray]:
-    draws = np.random.default_rng(0)
-    centres = 3.0 * draws.normal(size=(6, 40))
     y = np.arange(n) % 6
-    return centres[y] + draws.normal(size=(n, 40)), y
+    return separated_rows(y, 40), y
 
 
 def unsolved_head(**settings: Any) -> Classifier:
@@ -89,11 +88,11 @@ def test_queries_do_not_change_solved_results() -> None:
     head = unsolved_head()
     for query in QUERIES.values():
         query(head)
-    before = dict(vars(head._state.solved))
+    before = dict(vars(head.state_.solved))
     for query in QUERIES.values():
         query(head)
     head.to_archive()
-    after = dict(vars(head._state.solved))
+    after = dict(vars(head.state_.solved))
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
 
@@ -102,7 +101,7 @@ def test_threads_share_one_blended_cache() -> None:
     X, _ = data(120)
     head = unsolved_head()
     head.learn_unlabelled(X + 0.1)
-    caches = in_threads(12, lambda _: head._state.answering)
+    caches = in_threads(12, lambda _: head.state_.answering)
     assert all(cache is caches[0] for cache in caches)
 
 
@@ -119,7 +118,7 @@ def test_a_solved_head_can_be_copied_and_pickled(
     for query in QUERIES.values():
         query(head)
     twin = again(head)
-    assert twin._state.solved._lock is not head._state.solved._lock
+    assert twin.state_.solved is not head.state_.solved
     for query in QUERIES.values():
         np.testing.assert_array_equal(query(twin), query(head))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-from tests.learner.toys import Data, part
+from tests.learner.toys import part
 from tests.learners import small_learner
+from tests.samples import overlapping_classes
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
@@ -124,11 +126,7 @@ def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None
 # -- what a learner takes from its stream ----------------------------------------------
 
 
-def clouds(per_class: int, classes: int = 12, seed: int = 0) -> Data:
-    rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(classes), per_class)
-    centres = np.random.default_rng(99).normal(size=(classes, 16))
-    return 1.5 * centres[y] + rng.normal(size=(len(y), 16)), y
+clouds = partial(overlapping_classes, n_classes=12)
 
 
 @pytest.fixture(scope="module")

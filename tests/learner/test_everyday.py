@@ -275,7 +275,7 @@ def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
     assert learner.state_.revision == 1
 
 
-def test_odd_streams(data: Any) -> None:
+def test_streams_without_valid_pairs_are_refused(data: Any) -> None:
     X, y = data
     learner = small_learner(30).fit(X, y)
     for source, error, message in (
@@ -401,7 +401,7 @@ def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None
 # -- how it looks ----------------------------------------------------------------------
 
 
-def test_representations(data: Any) -> None:
+def test_repr_says_what_was_learned(data: Any) -> None:
     X, y = data
     learner = small_learner(30)
     assert "nothing learned yet" in repr(learner)

@@ -195,7 +195,8 @@ def test_auto_keeps_what_a_backbone_has_and_never_asks_too_much(data: Any) -> No
     [
         (
             "riche",
-            "features must be 'auto', 'fast', 'rich', 'best' or blocks such as 'final,mean@-2', got 'riche'",
+            "features must be 'auto', 'fast', 'rich', 'best' or blocks such as "
+            "'final,mean@-2', got 'riche'",
         ),
         (
             ["mean@-9"],

@@ -349,17 +349,25 @@ def other_model(path: Path) -> str:
 
 
 ATTACKS = [
-    damaged_piece, missing_piece, other_model, instead(a_piece, hole), instead(a_piece, Path.symlink_to),
-    instead(a_piece, lambda file, _: os.mkfifo(file)), instead(a_list, Path.symlink_to),
+    damaged_piece,
+    missing_piece,
+    other_model,
+    instead(a_piece, hole),
+    instead(a_piece, Path.symlink_to),
+    instead(a_piece, lambda file, _: os.mkfifo(file)),
+    instead(a_list, Path.symlink_to),
     instead(a_list, lambda file, _: file.mkdir()),
     edited(hashes=lambda values: ["../../outside", *values["hashes"][1:]]),
     edited(hashes=lambda values: values["hashes"][:-1]),
     edited(sizes=lambda values: [2**40 for _ in values["sizes"]]),
     edited(sizes=lambda values: [-1 for _ in values["sizes"]]),
-    edited(hashes=lambda values: values["hashes"][:1] * 60_000, sizes=lambda values: [4 * 2**20] * 60_000),
+    edited(
+        hashes=lambda values: values["hashes"][:1] * 60_000,
+        sizes=lambda values: [4 * 2**20] * 60_000,
+    ),
     edited(digest=lambda values: 5),
     edited(schema=lambda values: "learner"),
-]  # fmt: skip
+]
 
 
 @posix
@@ -445,7 +453,7 @@ def forget(path: Path | str, name: str = "0") -> None:
 
 @posix
 @pytest.mark.parametrize("kind", ["relative", "absolute", "chain", "folder"])
-def test_a_model_behind_a_link(
+def test_a_change_through_a_link_keeps_the_link_and_the_history(
     path: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = {

@@ -349,7 +349,7 @@ def test_images_in_memory_and_on_disk_are_the_same(tmp_path: Path) -> None:
     assert np.allclose(learner.decision_function(learner.encode(folder).X), on_disk)
 
 
-def test_texts(tmp_path: Path) -> None:
+def test_texts_are_learned_from_pairs_and_tables(tmp_path: Path) -> None:
     learner = Learner(Letters(), options={"n_units": 20}).fit((TEXTS, NAMES))
     assert learner.state_.describe()["kind"] == "text"
     assert learner.predict("abba").tolist() == ["early"]

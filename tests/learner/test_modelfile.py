@@ -186,7 +186,8 @@ learner = open_model(path).forget_classes("0")
 def killed(work, renames):
     if os.fork():
         os.wait()
-        left.extend(file.rename(f"{file}.away") for file in Path(path).parent.rglob("*.part"))  # so that all gather
+        for file in Path(path).parent.rglob("*.part"):
+            left.append(file.rename(f"{file}.away"))  # so that all gather
         return
     steps = [*[replace] * renames, lambda *_: os._exit(9)]
     os.replace = lambda *files: steps.pop(0)(*files)

@@ -11,6 +11,7 @@ from sklearn import config_context
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tests.learner.toys import Letters
+from tests.samples import separated_rows
 
 from evergrow import Classifier, Learner, SCLClassifier
 
@@ -51,9 +52,8 @@ def shown(estimator: Any) -> dict[str, str]:
 
 @pytest.fixture
 def data() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
     y = np.arange(30) % 3
-    return 9 * np.eye(4)[y] + rng.normal(size=(30, 4)), np.array(["a", "b", "c"])[y]
+    return separated_rows(y, 4, distance=9.0), np.array(["a", "b", "c"])[y]
 
 
 @pytest.mark.parametrize("kind", [Classifier, SCLClassifier])

@@ -330,7 +330,9 @@ def test_pipelines_with_unions_and_columns(make: Any, digits: Any) -> None:
 @pytest.mark.parametrize(
     "method", ["sigmoid", pytest.param("temperature", marks=_SINCE_1_8)]
 )
-def test_calibration(make: Any, digits: Any, method: str) -> None:
+def test_calibrated_probabilities_sum_to_one_and_stay_accurate(
+    make: Any, digits: Any, method: str
+) -> None:
     X, y = digits
     calibrated = CalibratedClassifierCV(
         make(), method=method, cv=2, ensemble=False
@@ -399,7 +401,7 @@ def test_scorers_of_two_and_of_many_classes(make: Any, digits: Any) -> None:
 
 
 @pytest.mark.slow
-def test_ensembles(make: Any, digits: Any) -> None:
+def test_ensembles_of_learners_are_accurate(make: Any, digits: Any) -> None:
     X, y = digits
     members = [("a", make()), ("b", make())]
     for ensemble in (
@@ -411,7 +413,9 @@ def test_ensembles(make: Any, digits: Any) -> None:
         assert ensemble.fit(X[:200], y[:200]).score(X[200:], y[200:]) > 0.8
 
 
-def test_model_selection_over_a_stream(make: Any, digits: Any) -> None:
+def test_time_ordered_folds_and_grid_searches_find_accurate_learners(
+    make: Any, digits: Any
+) -> None:
     """Time-ordered folds, and a learning curve of one incremental learner."""
     X, y = digits
     folds = TimeSeriesSplit(3)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.learner.toys import Data, part
 from tests.learners import small_learner
+from tests.samples import overlapping_classes
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
@@ -23,12 +24,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def clouds(per_class: int = 30, classes: int = 8, seed: int = 0) -> Data:
-    """Return rows of overlapping classes, so that nothing is certain."""
-    rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(classes), per_class)
-    centres = np.random.default_rng(99).normal(size=(classes, 12))
-    return centres[y] + rng.normal(size=(len(y), 12)), y
+def clouds(per_class: int = 30, seed: int = 0) -> Data:
+    return overlapping_classes(per_class, 8, n_features=12, distance=1.0, seed=seed)
 
 
 def first_of(*classes: int, **options: Any) -> Learner:

@@ -15,7 +15,8 @@ NAMED = {"numpy", "safetensors", "torch", "typing_extensions"}
 LOADED = """
 import json, sys
 {}
-print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names))))
+loaded = {{name.partition(".")[0] for name in sys.modules}}
+print(json.dumps(sorted(loaded - set(sys.stdlib_module_names))))
 """
 
 

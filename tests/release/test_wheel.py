@@ -47,7 +47,8 @@ learner.fit(X[train & first], y[train & first])
 learner.partial_fit(X[train & ~first], y[train & ~first])
 print((learner.predict(X[~train]) == y[~train]).mean())
 print(evergrow.__file__)
-print(sorted({module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}))
+files = {getattr(module, "__file__", None) for module in sys.modules.values()}
+print(sorted(files - {None}))
 """
 
 
@@ -154,12 +155,26 @@ def raw_image(folder: Path) -> None:
     byte = 1
     signed = 10
     tags = [
-        (254, long, 1, 0), (256, long, 1, side), (257, long, 1, side), (258, short, 1, 16), (259, short, 1, 1),
-        (262, short, 1, 32803), (271, text, 6, model), (272, text, 6, model), (273, long, 1, "pixels"),
-        (274, short, 1, 1), (277, short, 1, 1), (278, long, 1, side), (279, long, 1, len(pixels)), (284, short, 1, 1),
-        (33421, short, 2, struct.pack("<2H", 2, 2)), (33422, byte, 4, bytes((0, 1, 1, 2))),
-        (50706, byte, 4, bytes((1, 4, 0, 0))), (50708, text, 6, model), (50721, signed, 9, matrix),
-    ]  # fmt: skip
+        (254, long, 1, 0),
+        (256, long, 1, side),
+        (257, long, 1, side),
+        (258, short, 1, 16),
+        (259, short, 1, 1),
+        (262, short, 1, 32803),
+        (271, text, 6, model),
+        (272, text, 6, model),
+        (273, long, 1, "pixels"),
+        (274, short, 1, 1),
+        (277, short, 1, 1),
+        (278, long, 1, side),
+        (279, long, 1, len(pixels)),
+        (284, short, 1, 1),
+        (33421, short, 2, struct.pack("<2H", 2, 2)),
+        (33422, byte, 4, bytes((0, 1, 1, 2))),
+        (50706, byte, 4, bytes((1, 4, 0, 0))),
+        (50708, text, 6, model),
+        (50721, signed, 9, matrix),
+    ]
     start = 8 + 2 + 12 * len(tags) + 4
     behind = b""
     entries = b""
@@ -201,7 +216,8 @@ def decoding(name: str) -> tuple[str, ...]:
     """Return a program that decodes one image."""
     return (
         "-c",
-        f"from evergrow.features import decode_image; assert decode_image({name!r}).size == (64, 64)",
+        "from evergrow.features import decode_image; "
+        f"assert decode_image({name!r}).size == (64, 64)",
     )
 
 
@@ -227,6 +243,25 @@ def perform(use: Use, environment: Environment) -> subprocess.CompletedProcess[s
     if use.command:
         return environment.evergrow(*use.program)
     return environment.run(*use.program)
+
+
+def test_the_readme_runs_with_the_wheel_and_two_extras(
+    wheel: Path, tmp_path: Path
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"```sh\n(.*?)```", readme, flags=re.DOTALL)
+    environment = Environment(tmp_path, wheel, ["bundled", "serve"])
+    script = f'export PATH="{environment.folder}/bin:$PATH"\n{commands[0]}'
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=environment.work,
+        env=environment.variables(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "knows 8 classes from 96 samples (revision 2)" in done.stdout
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

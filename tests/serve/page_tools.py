@@ -319,14 +319,14 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return next(path for path in found if path.is_file()).read_text("utf-8")
 
 
-def serious(visit: Visit, axe: str) -> list[str]:
-    """Return what axe-core finds serious or critical in the page as it is."""
+def accessibility_problems(visit: Visit, axe: str) -> list[str]:
+    """Return all violations that axe-core finds in the page as it is."""
     visit.page.evaluate(axe)
     found = visit.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
     return [
-        f"{one['id']}: {one['nodes'][0]['html'][:150]} {one['nodes'][0]['any'][:1]}"
+        f"{one['impact']}: {one['id']}: {one['nodes'][0]['html'][:150]} "
+        f"{one['nodes'][0]['any'][:1]}"
         for one in found
-        if one["impact"] in ("serious", "critical")
     ]
 
 
@@ -422,3 +422,20 @@ def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
         }""",
         base64.b64encode(zipped(entries)).decode(),
     )
+
+
+def group_sizes(visit: Visit) -> dict[str, int]:
+    """Return the number of images in each group of Sort that has any."""
+    shown = visit.page.locator(".group:not(.none)").evaluate_all(
+        "groups => groups.map(group => [group.dataset.group,"
+        " group.querySelector('.soft').textContent])"
+    )
+    return {name.removeprefix("class:"): int(n) for name, n in shown if n != "0"}
+
+
+def sort_images(visit: Visit, model: str, paths: list[Path]) -> None:
+    """Open a model and sort images with it."""
+    visit.open(f"#/m/{model}")
+    visit.tab("Sort")
+    visit.page.set_input_files("#sort-files", paths)
+    visit.expect(".sortbar", f"{len(paths)} images sorted")

@@ -307,7 +307,8 @@ class Soak:
             callers: list[socket.socket] = []
             with suppress(OSError):
                 for _ in range(100):
-                    callers.append(self.second.connect())  # noqa: PERF401  connections before an error count
+                    # Connections before an error count.
+                    callers.append(self.second.connect())  # noqa: PERF401
             self.figures.attacks["idle connections"] += len(callers)
             time.sleep(5)
             for caller in callers:

@@ -103,6 +103,23 @@ def test_outputs_equal_those_of_predict(api: Any) -> None:
     assert found["label"][3] == ""
 
 
+def test_a_model_of_one_class_has_familiarity_in_place_of_probability(
+    api: Any,
+) -> None:
+    api.taught("a", 12)
+    told = api.client.get("/v2/models/m").json()["outputs"]
+    names = [output["name"] for output in told]
+    assert names == ["label", "nearest", "familiarity", "novelty", "unknown", "unsure"]
+    X = [*rows(0, 5, seed=3), STRANGE]
+    found = outputs(infer(api, tensor(X)))
+    assert list(found) == names
+    told = api.post("predict", {"rows": X}).json()
+    assert told["measure"] == "familiarity"
+    assert found["familiarity"] == [one["familiarity"] for one in told["answers"]]
+    assert found["familiarity"][-1] < 0.05
+    assert found["unsure"] == [one["unsure"] for one in told["answers"]]
+
+
 def test_unsure_equals_that_of_predict_for_every_strictness(api: Any) -> None:
     api.taught("abc", 20)
     X = [*rows(0, 30, seed=3), *(np.asarray(rows(1, 6, seed=4)) * 2).tolist(), STRANGE]

@@ -95,7 +95,7 @@ def test_nested_folders_are_shown_as_a_tree_with_counts(
     ]
     assert tree.locator(".outer").all_inner_texts() == ["<img src=x>", "gulls"]
     assert tree.locator(".inner").all_inner_texts() == ["1", "2", "1", "2"]
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     visit.shot("folders")
     visit.answer("The outer folders are the classes: <img src=x>, gulls (2 classes)")
     visit.expect("#passing", "Learned")

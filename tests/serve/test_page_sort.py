@@ -52,15 +52,6 @@ def tile(visit: Visit, path: Path | str) -> Any:
     return visit.page.locator(f".tile-image[title$='{name}']")
 
 
-def sizes(visit: Visit) -> dict[str, int]:
-    """Return how many images are in each group that has any."""
-    told = visit.page.locator(".group:not(.none)").evaluate_all(
-        "groups => groups.map(group => [group.dataset.group,"
-        " group.querySelector('.soft').textContent])"
-    )
-    return {name.removeprefix("class:"): int(n) for name, n in told if n != "0"}
-
-
 def shown_classes(visit: Visit) -> set[str]:
     """Return the classes that have a group in Sort, with images or without."""
     names = visit.page.locator(".group").evaluate_all(
@@ -82,14 +73,6 @@ def move(visit: Visit, path: Path | str, name: str | None) -> None:
     group(visit, f"class:{name}").locator(
         f".corrected[title$='{path if isinstance(path, str) else path.name}']"
     ).wait_for()
-
-
-def sort(visit: Visit, model: str, paths: list[Path]) -> None:
-    """Open a model and sort images with it."""
-    visit.open(f"#/m/{model}")
-    visit.tab("Sort")
-    visit.page.set_input_files("#sort-files", paths)
-    visit.expect(".sortbar", f"{len(paths)} images sorted")
 
 
 def saved_soon(visit: Visit, n: int) -> None:
@@ -120,11 +103,11 @@ def test_corrections_are_kept_across_views_and_reloads(
             else None
         ),
     )
-    sort(visit, "kept", some)
+    tools.sort_images(visit, "kept", some)
     move(visit, some[0], tools.ORIOLE)
     move(visit, some[4], "Hummingbird")
     move(visit, some[2], None)
-    before = sizes(visit)
+    before = tools.group_sizes(visit)
     assert before["unknown"] >= 1
     visit.expect("#tab-sort .count", "2")
     saved_soon(visit, len(some))
@@ -135,12 +118,12 @@ def test_corrections_are_kept_across_views_and_reloads(
     page.go_back()
     visit.tab("Sort")
     visit.expect(".sortbar", "Teach 2 corrections")
-    assert sizes(visit) == before
+    assert tools.group_sizes(visit) == before
     page.reload()
     visit.expect("#tab-sort .count", "2")
     visit.tab("Sort")
     visit.expect(".sortbar", f"{len(some)} images sorted")
-    assert sizes(visit) == before
+    assert tools.group_sizes(visit) == before
     page.set_viewport_size({"width": 1280, "height": 1600})  # all images are in sight
     page.locator(".tile-image img[src]").nth(len(some) - 1).wait_for()
     with page.expect_download() as download:
@@ -164,7 +147,7 @@ def test_corrections_are_kept_across_views_and_reloads(
     assert page.locator("#tab-sort .count").is_hidden()
     page.get_by_role("button", name="Remove all").click()
     visit.answer("1 correction not taught yet will be lost", verb="Cancel")
-    assert sizes(visit)
+    assert tools.group_sizes(visit)
     page.get_by_role("button", name="Remove all").click()
     visit.answer("1 correction not taught yet", verb="Remove")
     visit.expect(".sort .ways-in", "Sort images")
@@ -186,14 +169,14 @@ def test_a_reload_in_the_middle_goes_on(
     page.reload()
     visit.tab("Sort")
     visit.expect(".sortbar", "60 images sorted")
-    assert sum(sizes(visit).values()) == 60
+    assert sum(tools.group_sizes(visit).values()) == 60
 
 
 def test_corrections_are_shared_by_tabs(
     visit: Visit, service: str, birds: Path, some: list[Path]
 ) -> None:
     tools.teach_birds(service, "tabs", birds, [tools.MALLARD, tools.ORIOLE])
-    sort(visit, "tabs", some)
+    tools.sort_images(visit, "tabs", some)
     other = Visit.__new__(Visit)
     other.__dict__.update(visit.__dict__, page=visit.context.new_page())
     other.open("#/m/tabs")
@@ -220,7 +203,7 @@ def test_images_of_another_model_with_the_name_are_not_mixed_in(
     species = [tools.MALLARD, tools.ORIOLE]
     tools.teach_birds(service, "twice", birds, species)
     page = visit.page
-    sort(visit, "twice", some)
+    tools.sort_images(visit, "twice", some)
     move(visit, some[4], "Hummingbird")
     saved_soon(visit, len(some))
     visit.open("#/")
@@ -229,18 +212,18 @@ def test_images_of_another_model_with_the_name_are_not_mixed_in(
     tools.httpx.delete(where, timeout=60, trust_env=False).raise_for_status()
     page.reload()
     visit.expect(".notice", "6 images from sorting with “twice”, which is not here")
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     visit.shot("models-left-from-sort")
     tools.teach_birds(service, "twice", birds, species[::-1])
     visit.open("#/m/twice")
     visit.tab("Sort")
     visit.expect(".keeping", "6 images in this browser belong to another model")
     assert page.locator(".tile-image").count() == 0
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     visit.shot("sort-another-model")
     page.get_by_role("button", name="Sort them with this model").click()
     visit.expect(".sortbar", "6 images sorted")
-    assert sizes(visit)["Hummingbird"] == 1
+    assert tools.group_sizes(visit)["Hummingbird"] == 1
     page.get_by_text("belong to another model").wait_for(state="detached")
     visit.tab("Download")
     page.get_by_role("button", name="Delete this model").click()
@@ -265,7 +248,7 @@ def test_without_browser_storage_the_page_works_until_it_is_closed(
     visit = Visit(browser, service, tour=True)
     page = visit.page
     visit.context.add_init_script(NO_STORE)
-    sort(visit, "private", some)
+    tools.sort_images(visit, "private", some)
     visit.expect("#banner", "does not let this page keep anything")
     move(visit, some[4], "Hummingbird")
     visit.expect(".keeping .notice", "1 correction cannot be kept in this browser")
@@ -317,7 +300,7 @@ def test_a_full_store_keeps_corrections_first_and_says_so(
     page.reload()
     visit.tab("Sort")
     visit.expect(".sortbar", "Teach 3 corrections")
-    assert 3 <= sum(sizes(visit).values()) <= kept + 4
+    assert 3 <= sum(tools.group_sizes(visit).values()) <= kept + 4
     assert visit.complaints == []
     visit.close()
 
@@ -376,10 +359,10 @@ def test_images_that_were_moved_to_unknown_by_hand_are_grouped(
     page = visit.page
     known = tools.images(birds, "train", tools.MALLARD)[:4]
     strange = tools.images(birds, "train", tools.HUMMINGBIRD)[:4]
-    sort(visit, "unknowns", known + strange)
+    tools.sort_images(visit, "unknowns", known + strange)
     for path in known:
         move(visit, path, None)
-    n = sizes(visit)["unknown"]
+    n = tools.group_sizes(visit)["unknown"]
     assert n >= len(known)
     page.get_by_role("button", name=f"Group the {n} unknown ones").click()
     page.get_by_role("form", name="Group 1").wait_for()
@@ -411,8 +394,8 @@ def test_sort_follows_every_change_of_the_model(
 ) -> None:
     tools.teach_birds(service, "changing", birds, [tools.MALLARD, tools.ORIOLE])
     page = visit.page
-    sort(visit, "changing", some)
-    before = sizes(visit)
+    tools.sort_images(visit, "changing", some)
+    before = tools.group_sizes(visit)
     for path in some[4:]:
         move(visit, path, "Hummingbird")
     visit.expect(".group .badge-text:visible", "New class")
@@ -422,7 +405,7 @@ def test_sort_follows_every_change_of_the_model(
     group(visit, "class:Hummingbird").wait_for(state="detached")
     visit.expect(".sortbar", "6 images sorted")
     assert shown_classes(visit) == {tools.MALLARD, tools.ORIOLE}
-    assert sizes(visit) == before
+    assert tools.group_sizes(visit) == before
     page.click("#redo")
     group(visit, "class:Hummingbird").locator(".corrected").nth(1).wait_for()
     visit.expect(".sortbar", "6 images sorted")
@@ -445,7 +428,7 @@ def test_sort_follows_every_change_of_the_model(
     tools.ask(service, "/models/changing/forget", {"names": [tools.ORIOLE]})
     group(visit, f"class:{tools.ORIOLE}").wait_for(state="detached")
     visit.expect(".sortbar", "6 images sorted")
-    assert sum(sizes(visit).values()) == 6
+    assert sum(tools.group_sizes(visit).values()) == 6
     assert tools.ORIOLE not in page.locator("#panel-sort").inner_text()
     saved_soon(visit, 4)  # but for the two that are taught
     page.reload()
@@ -477,8 +460,8 @@ def test_an_unknown_answer_may_have_no_label(
         route.fulfill(json=told)
 
     page.route("**/predict", answer)
-    sort(visit, name, some)
-    assert sizes(visit) == {"unknown": 6}
+    tools.sort_images(visit, name, some)
+    assert tools.group_sizes(visit) == {"unknown": 6}
     for path in some:
         label = tile(visit, path).get_attribute("aria-label")
         assert re.search(r", Like \d+\.\w+\?$", label), label
@@ -556,7 +539,7 @@ def test_a_cancelled_import_is_reported(visit: Visit, service: str) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_where_corrections_are_kept(
+def test_axe_finds_nothing_where_corrections_are_kept(
     browser: Any,
     service: str,
     birds: Path,
@@ -574,9 +557,9 @@ def test_axe_finds_nothing_serious_where_corrections_are_kept(
         page.wait_for_timeout(400)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
         visit.shot(view)
-        assert tools.serious(visit, axe) == [], view
+        assert tools.accessibility_problems(visit, axe) == [], view
 
-    sort(visit, name, some)
+    tools.sort_images(visit, name, some)
     move(visit, some[4], "Hummingbird")
     move(visit, some[0], None)
     saved_soon(visit, len(some))
@@ -608,7 +591,7 @@ def test_the_service_may_restart_in_between(
         port = int(first.address.rsplit(":", 1)[1])
         tools.teach_birds(first.address, "again", birds, [tools.MALLARD, tools.ORIOLE])
         visit = Visit(browser, first.address)
-        sort(visit, "again", some)
+        tools.sort_images(visit, "again", some)
         move(visit, some[4], "Hummingbird")
     visit.expect("#banner", "cannot be reached")
     move(visit, some[5], "Hummingbird")
@@ -657,7 +640,7 @@ def test_hostile_names_stay_names_and_are_kept_as_they_are(
         page.locator("dialog input").fill(label)
         page.keyboard.press("Enter")
         page.locator(".tile-image.corrected").nth(i).wait_for()
-    before = sizes(visit)
+    before = tools.group_sizes(visit)
     titles = set(
         page.locator(".tile-image").evaluate_all("all => all.map((one) => one.title)")
     )
@@ -666,7 +649,7 @@ def test_hostile_names_stay_names_and_are_kept_as_they_are(
     page.reload()
     visit.tab("Sort")
     visit.expect(".sortbar", "Teach 4 corrections")
-    assert sizes(visit) == before
+    assert tools.group_sizes(visit) == before
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     visit.shot("sort-hostile")
     page.get_by_role("button", name="Teach 4 corrections").click()
@@ -706,14 +689,14 @@ def test_five_hundred_images_are_there_again_after_a_reload(
     for _ in range(4):
         name = page.locator(".tile-image:not(.corrected)").first.get_attribute("title")
         move(visit, name or "", "New")
-    before = sizes(visit)
+    before = tools.group_sizes(visit)
     n = before["New"]
     saved_soon(visit, 500)
     page.reload()
     page.go_forward()
     visit.tab("Sort")
     visit.expect(".sortbar", f"Teach {plural(n)}")
-    assert sizes(visit) == before
+    assert tools.group_sizes(visit) == before
     page.get_by_role("button", name=re.compile("^Group")).first.wait_for()
 
 

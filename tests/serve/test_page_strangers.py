@@ -56,14 +56,6 @@ def predictions(
     return {path.name: answer for path, answer in zip(paths, answers, strict=True)}
 
 
-def sort(visit: Visit, model: str, paths: list[Path]) -> None:
-    """Open a model and sort images with it."""
-    visit.open(f"#/m/{model}")
-    visit.tab("Sort")
-    visit.page.set_input_files("#sort-files", paths)
-    visit.expect(".sortbar", f"{len(paths)} images sorted")
-
-
 def titles(visit: Visit, selector: str) -> list[str]:
     """Return the file names of images in the groups of a selector, in their order."""
     return visit.page.locator(f"{selector} .tile-image").evaluate_all(
@@ -83,7 +75,7 @@ def test_images_are_filed_as_the_service_files_them_at_each_step(
 ) -> None:
     teach_all(service, "steps", birds, species[:KNOWN])
     page = visit.page
-    sort(visit, "steps", heap)
+    tools.sort_images(visit, "steps", heap)
     for step in ("few", "many", "some"):
         page.get_by_role("radio", name=step.capitalize()).check(force=True)
         answers = predictions(service, "steps", heap, strangers=step)
@@ -101,7 +93,7 @@ def test_sort_says_what_its_limits_cost_and_how_many_strangers_it_filed(
 ) -> None:
     teach_all(service, "costs", birds, species[:KNOWN])
     page = visit.page
-    sort(visit, "costs", heap)
+    tools.sort_images(visit, "costs", heap)
     cost = visit.expect(".cost", "may still be filed").inner_text()
     assert re.fullmatch(
         r"About \d+ of 100 known images will land in Unsure or Unknown; "
@@ -161,7 +153,7 @@ def test_a_comparison_names_unknown_images_first_and_goes_with_its_model(
 ) -> None:
     teach_all(service, "compared", birds, species[:KNOWN])
     page = visit.page
-    sort(visit, "compared", heap)
+    tools.sort_images(visit, "compared", heap)
     n = len(titles(visit, ".group[data-group='unknown']"))
     assert n > 0.1 * len(heap)
     page.get_by_role("button", name="Compare with taught").click()
@@ -185,7 +177,7 @@ def test_a_group_is_taught_without_the_images_that_were_left_out(
     tools.teach_birds(service, "edited", birds, [tools.MALLARD, tools.ORIOLE])
     page = visit.page
     strange = tools.images(birds, "train", tools.HUMMINGBIRD)
-    sort(visit, "edited", strange)
+    tools.sort_images(visit, "edited", strange)
     for tile in page.locator(".tile-image").all():
         tile.focus()
         page.keyboard.press("u")
@@ -201,7 +193,7 @@ def test_a_group_is_taught_without_the_images_that_were_left_out(
     pickers.nth(2).press("Enter")  # and in again
     assert pickers.nth(1).get_attribute("aria-pressed") == "true"
     visit.shot("sort-group-edited")
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     form.locator("input").fill("Hummingbird")
     form.get_by_role("button", name=f"Teach {n - 1}").click()
     visit.expect("dialog", f"Learned {n - 1} examples of Hummingbird. 1 left out.")
@@ -249,7 +241,7 @@ def test_a_corrected_image_shows_what_the_model_had_said(
 ) -> None:
     tools.teach_birds(service, "said", birds, [tools.MALLARD, tools.ORIOLE])
     page = visit.page
-    sort(visit, "said", tools.images(birds, "test", tools.MALLARD))
+    tools.sort_images(visit, "said", tools.images(birds, "test", tools.MALLARD))
     page.locator("#strict-certainty").fill("0")
     page.locator("#strict-familiarity").fill("5")
     tile = page.locator(f"{FILED} .tile-image").first

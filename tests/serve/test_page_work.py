@@ -32,15 +32,6 @@ def group(visit: Visit, name: str) -> Any:
     return visit.page.locator(f".group[data-group='{name}']")
 
 
-def sizes(visit: Visit) -> dict[str, int]:
-    """Return how many images are in each group that has any."""
-    told = visit.page.locator(".group:not(.none)").evaluate_all(
-        "groups => groups.map(group => "
-        "[group.dataset.group, group.querySelector('.soft').textContent])"
-    )
-    return {name.removeprefix("class:"): int(n) for name, n in told if n != "0"}
-
-
 def drag(page: Any, what: Any, to: Any) -> None:
     """Drag as a hand does, in small steps and without scrolling."""
     to.scroll_into_view_if_needed()
@@ -71,7 +62,7 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(
     visit.tab("Sort")
     page.set_input_files("#sort-folder", tmp_path / "in")
     visit.expect(".sortbar", "10 images sorted")
-    before = sizes(visit)
+    before = tools.group_sizes(visit)
     assert sum(before.values()) == 10
     assert before["unreadable"] == 1
     assert "%" not in " ".join(
@@ -97,7 +88,7 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(
     )
     page.locator("#strict-certainty").fill("0")
     page.locator("#strict-familiarity").fill("5")
-    assert "unsure" not in sizes(visit)
+    assert "unsure" not in tools.group_sizes(visit)
 
     tile = group(visit, f"class:{tools.MALLARD}").get_by_role("option").first
     drag(page, tile, group(visit, f"class:{tools.ORIOLE}").locator("h2"))
@@ -157,10 +148,10 @@ def test_a_large_zip_is_sorted_a_few_at_a_time(
     visit.tab("Sort")
     tools.drop_zip(page, {f"all/{i}.png": png(i % 3, i) for i in range(200)})
     visit.expect(".sortbar", "200 images sorted")
-    assert sum(sizes(visit).values()) == 200
+    assert sum(tools.group_sizes(visit).values()) == 200
     assert max(np.cumsum(steps)) <= 2
     page.wait_for_timeout(1000)
-    assert page.locator(".tile-image").count() <= 60 * len(sizes(visit))
+    assert page.locator(".tile-image").count() <= 60 * len(tools.group_sizes(visit))
     seen = page.locator(".tile-image img[src]").count()
     assert 0 < seen < page.locator(".tile-image").count()  # those in sight alone
 
@@ -222,6 +213,22 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
     visit.answer("The same image twice (4)")
     visit.expect("#counts", "2 classes · 4 images")
     visit.expect("#tab-review", "1")  # the one beside the class folders
+    parts = {
+        f"set/{name}/{i}.png": png(hue, i)
+        for hue, name in enumerate(("a", "Train", "val"))
+        for i in (31, 32)
+    }
+    for choice, classes, waiting in (
+        ("I label them under Review", "2 classes · 6 images", "5"),
+        ("It is a class: teach it", "4 classes · 10 images", "5"),
+    ):
+        tools.drop_zip(page, parts)
+        title = "“Train” and “val” are usual names of a part of a data set"
+        visit.answer(f"{title} -> {choice}")
+        if classes.startswith("4"):
+            visit.answer("Taught already from this browser (2)")
+        visit.expect("#counts", classes)
+        visit.expect("#tab-review", waiting)
     visit.menu("a", "Rename")
     page.get_by_label("New name").fill("B")
     page.get_by_role("button", name="Rename", exact=True).click()
@@ -482,7 +489,7 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(
     page.get_by_role("button", name="Group the 16 unknown ones").click()
     first = page.get_by_role("form", name="Group 1")
     first.wait_for()
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
     n = int(first.get_by_role("button", name="Teach").inner_text().split()[1])
     first.get_by_role("textbox").or_(first.get_by_role("combobox")).fill("new")
     first.get_by_role("button", name="Teach").click()
@@ -496,7 +503,7 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(
     page.get_by_role("button", name="Would more examples help?").click()
     visit.expect(".curve", "Ten more examples of each class")
     assert page.locator(".curve-picture polyline").count() == 2
-    assert tools.serious(visit, axe) == []
+    assert tools.accessibility_problems(visit, axe) == []
 
 
 def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(
@@ -634,7 +641,7 @@ def test_a_tour_of_three_steps_greets_once(browser: Any, service: str) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
+def test_axe_finds_nothing_and_every_view_is_kept_as_a_picture(
     browser: Any, service: str, birds: Path, axe: str, width: int, scheme: str
 ) -> None:
     name = f"Birds {width} {scheme}"
@@ -646,7 +653,7 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
         page.wait_for_timeout(400)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
         visit.shot(view)
-        assert tools.serious(visit, axe) == [], view
+        assert tools.accessibility_problems(visit, axe) == [], view
 
     visit.open()
     visit.expect(".tour", "1 of 3")

@@ -319,10 +319,41 @@ def test_skipped_files_wait_for_a_later_call(photos: Path, tmp_path: Path) -> No
 # -- names and folders of strangers ----------------------------------------------------
 
 STRANGE = [
-    "../x", "..", ".", "", "/etc", "a/b", "a\\b", "CON", "con.txt", "nul", "LPT1 .x", "Ant", "ant", "ANT", "x.", "x ",
-    " x", "a\x00b", "\x1b[2J", "-rf", "=1+1", "sorted.csv", "unknown", "Unsure", "n" * 400, "模" * 200, "é", "e\u0301",
-    "a:b", "~", "$HOME", "*", "\u202egnp", "\udce9",
-]  # fmt: skip
+    "../x",
+    "..",
+    ".",
+    "",
+    "/etc",
+    "a/b",
+    "a\\b",
+    "CON",
+    "con.txt",
+    "nul",
+    "LPT1 .x",
+    "Ant",
+    "ant",
+    "ANT",
+    "x.",
+    "x ",
+    " x",
+    "a\x00b",
+    "\x1b[2J",
+    "-rf",
+    "=1+1",
+    "sorted.csv",
+    "unknown",
+    "Unsure",
+    "n" * 400,
+    "模" * 200,
+    "é",
+    "e\u0301",
+    "a:b",
+    "~",
+    "$HOME",
+    "*",
+    "\u202egnp",
+    "\udce9",
+]
 
 
 def test_names_of_classes_are_folders_of_their_own() -> None:
@@ -367,10 +398,8 @@ def test_a_class_of_any_name_stays_inside(
 
     monkeypatch.setattr(reader, "predictions", predictions, raising=False)
     (first, second) = sort_folder(reader, tmp_path / "photos", tmp_path / "out", "move")
-    assert (
-        first.destination
-        == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.state_.classes[0])]}/1.png"
-    )
+    folders = folder_names([name, "cat"], ["unknown", "unsure", TABLE])
+    assert first.destination == f"{folders[str(reader.state_.classes[0])]}/1.png"
     assert second.destination == "cat/2.png"
     assert set(texts(tmp_path / "out")) == {first.destination, second.destination}
     assert undo_sort(tmp_path / "out" / TABLE) == []
@@ -476,14 +505,13 @@ def test_nothing_is_overwritten(photos: Path, tmp_path: Path) -> None:
 def test_files_that_come_or_go_meanwhile(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def meanwhile(rows: Any, out: Path, *rest: Any) -> Any:
-        if rows:
-            (photos / "1.png").unlink()
-            write(out, {"cat/1-2.png": "another"})
-        return carried_out(rows, out, *rest)
+    def meanwhile(out: Path) -> Any:
+        (photos / "1.png").unlink()
+        write(out, {"cat/1-2.png": "another"})
+        return scratch_folder(out)
 
-    carried_out = sorting._put_files
-    monkeypatch.setattr(sorting, "_put_files", meanwhile)
+    scratch_folder = sorting.scratch_folder
+    monkeypatch.setattr(sorting, "scratch_folder", meanwhile)
     rows = {
         os.path.relpath(row.file, photos): row
         for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
@@ -572,11 +600,11 @@ def test_a_folder_that_may_only_be_read_keeps_its_files(
 @needs_fork
 @pytest.mark.parametrize("disk", ["the same", "another"])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_kill_at_any_moment(
+def test_a_sort_killed_at_any_moment_can_be_finished_or_undone(
     photos: Path, tmp_path: Path, how: str, disk: str, monkeypatch
 ) -> None:
     if disk == "another":
-        monkeypatch.setattr(file_moves, "_linked", lambda *_: False)
+        monkeypatch.setattr(os, "link", another_disk)
     moment = 0
     for moment in range(2000):
         place = tmp_path / f"{moment}"
@@ -772,6 +800,10 @@ def test_resuming_a_move_onto_itself_keeps_the_files(
     assert texts(photos) == BY_CLASS
 
 
+def another_disk(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
 def disk_full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -901,19 +933,19 @@ def test_a_killed_undo_can_be_repeated_until_nothing_is_left(
 def test_nothing_is_sorted_between_the_halves_of_an_undo(
     photos: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop_midway(*arguments: Any) -> str:
-        rows.append(arguments)
-        if len(rows) > 3:
+    def stop_midway(*arguments: Any, **settings: Any) -> Path:
+        folders.append(arguments)
+        if len(folders) > 3:
             disk_full()
-        return undo_row(*arguments)
+        return own_folder(*arguments, **settings)
 
     before = tree(tmp_path)
     out = tmp_path / "out"
     sort_folder(Reader(), photos, out, how)
-    rows: list[Any] = []
-    undo_row = sorting._restore_file
+    folders: list[Any] = []
+    own_folder = sorting.own_folder
     with monkeypatch.context() as patch:
-        patch.setattr(sorting, "_restore_file", stop_midway)
+        patch.setattr(sorting, "own_folder", stop_midway)
         with pytest.raises(PathError):
             undo_sort(out / TABLE)
     stopped = tree(tmp_path)

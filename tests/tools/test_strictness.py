@@ -1,9 +1,12 @@
-"""Expected rates of filing, and the estimate of unknown samples among predictions."""
+"""Expected rates of accepted predictions, and the estimate of unknown samples among predictions."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+from tests.samples import overlapping_classes
 
 from evergrow import Learner
 from evergrow.core.errors import ParameterError
@@ -13,24 +16,51 @@ from evergrow.tools.strictness import (
     estimate_unknown,
     expected_rates,
     limits_of,
+    unsure_predictions,
 )
-
-Data = tuple[np.ndarray, np.ndarray]
 
 N_CLASSES = 40
 
 
-def clouds(per_class: int, seed: int) -> Data:
-    rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(N_CLASSES), per_class)
-    centres = np.random.default_rng(99).normal(size=(N_CLASSES, 16))
-    return 1.5 * centres[y] + rng.normal(size=(len(y), 16)), y
+clouds = partial(overlapping_classes, n_classes=N_CLASSES)
 
 
 def fitted(known: np.ndarray) -> Learner:
     X, y = clouds(20, seed=0)
     rows = np.isin(y, known)
     return Learner(None, options={"n_units": 60}, device="cpu").fit(X[rows], y[rows])
+
+
+def test_a_single_class_is_answered_with_familiarity() -> None:
+    X, y = clouds(40, seed=0)
+    learner = Learner(None, options={"n_units": 60}, device="cpu")
+    learner.fit(X[y == 3], y[y == 3])
+    fresh, z = clouds(100, seed=1)
+    known = learner.predictions(fresh[z == 3], false_alarm=0.05)
+    assert known.measure == learner.measure_ == "familiarity"
+    calibration = learner.state_.calibration
+    expected = calibration.familiarity(learner.novelty_score(fresh[z == 3]))
+    np.testing.assert_array_equal(known.values[:, 0], expected)
+    # Familiarity of known samples is about uniform; that of others is near 0.
+    assert 0.35 < known.values.mean() < 0.65
+    others = learner.predictions(fresh[z == 5], false_alarm=0.05)
+    assert others.values.mean() < 0.1
+    # Only the limit of novelty holds, not that of probability.
+    threshold = learner.state_.threshold(STRICTNESS["some"].false_alarm)
+    unsure = unsure_predictions(calibration, known, "some")
+    assert unsure is not None
+    np.testing.assert_array_equal(unsure, ~(known.novelty <= threshold))
+    assert unsure.mean() < 0.3
+    learner.partial_fit(X[y == 5], y[y == 5])
+    assert learner.predictions(fresh[:9], false_alarm=0.05).measure == "probability"
+
+
+def test_a_single_sample_has_neither_probability_nor_familiarity() -> None:
+    X, y = clouds(2, seed=0)
+    learner = Learner(None, options={"n_units": 60}, device="cpu").fit(X[:1], y[:1])
+    found = learner.predictions(X)
+    assert found.measure == "score"
+    assert unsure_predictions(learner.state_.calibration, found) is None
 
 
 def accepted(learner: Learner, X: np.ndarray, limits: AcceptanceLimits) -> np.ndarray:

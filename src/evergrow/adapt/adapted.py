@@ -239,7 +239,7 @@ class Adaptation:
         return {"lr": config.train.lr, "fraction": config.fraction}
 
     def check(self) -> None:
-        """Raise unless the parts agree with each other and settings are known.
+        """Check that the parts agree with each other and that settings are valid.
 
         Raises
         ------

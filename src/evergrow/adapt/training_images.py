@@ -183,25 +183,45 @@ def draw_crops(
     True
     """
     draws = torch.rand(n, _MAX_DRAWS, 4, generator=generator, dtype=torch.float64)
-    flips = torch.rand(n, generator=generator, dtype=torch.float64)
-    flips = flips < FLIP_PROBABILITY
-    low, high = scale
-    area = height * width * (low + (high - low) * draws[..., 0])
-    log_low, log_high = (math.log(ratio) for ratio in ASPECT_RATIOS)
-    aspect = torch.exp(log_low + (log_high - log_low) * draws[..., 1])
-    wide = torch.round(torch.sqrt(area * aspect)).to(torch.int64)
-    tall = torch.round(torch.sqrt(area / aspect)).to(torch.int64)
-    fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+    flip_draws = torch.rand(n, generator=generator, dtype=torch.float64)
+    flips = flip_draws < FLIP_PROBABILITY
+
+    widths, heights = _crop_sizes(scale, height * width, draws[..., 0], draws[..., 1])
+    fits_width = (widths > 0) & (widths <= width)
+    fits_height = (heights > 0) & (heights <= height)
+    fits = fits_width & fits_height
+
     # argmax returns the first draw that fits, or 0 if none does.
-    chosen = (torch.arange(n), fits.to(torch.int8).argmax(dim=1))
-    wide = wide[chosen]
-    tall = tall[chosen]
-    top = (draws[..., 2][chosen] * (height - tall + 1)).floor().to(torch.int64)
-    left = (draws[..., 3][chosen] * (width - wide + 1)).floor().to(torch.int64)
-    drawn = torch.stack([top, left, tall, wide], dim=1)
+    first_fit = fits.to(torch.int8).argmax(dim=1)
+    chosen = (torch.arange(n), first_fit)
+    crop_width = widths[chosen]
+    crop_height = heights[chosen]
+    top_draw, left_draw = draws[chosen][:, 2:].unbind(dim=1)
+    top = (top_draw * (height - crop_height + 1)).floor().to(torch.int64)
+    left = (left_draw * (width - crop_width + 1)).floor().to(torch.int64)
+
+    drawn = torch.stack([top, left, crop_height, crop_width], dim=1)
     centred = torch.tensor(_centred_crop(height, width))
-    boxes = torch.where(fits.any(dim=1)[:, None], drawn, centred)
+    has_fit = fits.any(dim=1)
+    boxes = torch.where(has_fit[:, None], drawn, centred)
     return boxes, flips
+
+
+def _crop_sizes(
+    scale: tuple[float, float],
+    image_area: int,
+    area_draws: Tensor,
+    aspect_draws: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return widths and heights of crops, int64, from uniform draws within 0 and 1."""
+    low, high = scale
+    area = image_area * (low + (high - low) * area_draws)
+    log_low = math.log(ASPECT_RATIOS[0])
+    log_high = math.log(ASPECT_RATIOS[1])
+    aspect = torch.exp(log_low + (log_high - log_low) * aspect_draws)
+    widths = torch.round(torch.sqrt(area * aspect))
+    heights = torch.round(torch.sqrt(area / aspect))
+    return widths.to(torch.int64), heights.to(torch.int64)
 
 
 def _centred_crop(height: int, width: int) -> tuple[int, int, int, int]:

@@ -17,6 +17,7 @@ from evergrow.cli.samples import (
     double_label_cautions,
     read_samples,
     read_training,
+    sharded_double_label_cautions,
 )
 from evergrow.core.errors import KnownSamplesError, ParameterError
 from evergrow.core.escaping import one_line
@@ -87,7 +88,7 @@ def update_command(
         sharding.reject(test=test, unlabelled=unlabelled)
         source = read(data, columns.data_options(), part="train")
         check_source_layout(source, as_is=as_is, as_json=run.as_json)
-        return _update_sharded(model, source, run, sharding, wait=wait)
+        return _update_sharded(model, data, source, run, sharding, wait=wait)
     if unlabelled:
         return _update_unlabelled(model, data, test, columns, run, wait=wait)
     from evergrow.tools.comparison import measured_change
@@ -132,6 +133,7 @@ def _confirm_known(error: KnownSamplesError, n_samples: int, as_json: bool) -> N
 
 def _update_sharded(
     model: Path,
+    data: str,
     source: Source,
     run: options.ImageOptions,
     sharding: EngineOptions,
@@ -148,7 +150,10 @@ def _update_sharded(
     change, report = sharding.run(job, model=model, quiet=run.as_json)
     return change.answer(
         [model_files.learned_line(change)],
-        report.summary(),
+        [
+            *report.summary(),
+            *sharded_double_label_cautions(report, source.kind, data),
+        ],
         seconds=change.seconds,
         engine=report.to_values(),
     )
@@ -338,7 +343,12 @@ def unlearn_command(
         )
     erased = change.record.erased
     values: dict[str, Any] = {}
-    if erased is not None:
+    if erased is None:
+        lines.append(
+            "rollback can bring them back; --for-good also removes them from the "
+            "history and the feature cache"
+        )
+    else:
         lines += _erased_lines(erased, is_adapted=learner.state_.adaptation is not None)
         values["erased"] = vars(erased)
     if paper.signed is not None:
@@ -426,7 +436,7 @@ class _ReceiptFiles:
 
 
 def _erased_lines(erased: Erased, *, is_adapted: bool) -> list[str]:
-    """Return what ``unlearn --for-good`` removed, what it left, and what it ignores."""
+    """Return lines on what ``unlearn --for-good`` removed, kept and did not search."""
     files = plural(erased.cache_files, "file")
     lines = [f"removed for good: all earlier revisions, {files} of cached features"]
     if erased.unsearched_entries:

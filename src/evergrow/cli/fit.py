@@ -16,6 +16,7 @@ from evergrow.cli.samples import (
     check_source_layout,
     double_label_cautions,
     read_training,
+    sharded_double_label_cautions,
 )
 from evergrow.core.errors import ParameterError
 
@@ -112,7 +113,8 @@ def fit_command(
         )
     if adapt is None and epochs is not None:
         raise ParameterError(
-            "epochs is for --adapt, which was not given; leave it out or add --adapt."
+            "--set epochs= is for --adapt, which was not given; leave it out or add "
+            "--adapt."
         )
     if holdout and test is not None:
         raise ParameterError("--holdout and --test do not go together; choose one.")
@@ -149,7 +151,7 @@ def fit_command(
 
         source = read(data, columns.data_options(), part="train")
         check_source_layout(source, as_is=as_is, as_json=run.as_json)
-        more = _fit_sharded(change, source, sharding, quiet=run.as_json)
+        more = _fit_sharded(change, data, source, sharding, quiet=run.as_json)
     else:
         with measured_change(learner, test_data, columns.data_options()):
             learner.fit(samples)
@@ -165,6 +167,7 @@ def fit_command(
 
 def _fit_sharded(
     change: model_files.ModelChange,
+    data: str,
     source: Source,
     sharding: EngineOptions,
     *,
@@ -182,7 +185,9 @@ def _fit_sharded(
         return report
 
     report = sharding.run(job, model=change.path, quiet=quiet)
-    return {"engine": report.to_values(), "cautions": report.summary()}
+    cautions = report.summary()
+    cautions += sharded_double_label_cautions(report, source.kind, data)
+    return {"engine": report.to_values(), "cautions": cautions}
 
 
 def _adaptation(name: str | None, epochs: int | None) -> Any:

@@ -472,6 +472,15 @@ def note_few_samples(learner: Learner) -> None:
         )
 
 
+def note_one_class(learner: Learner) -> None:
+    """Print a note if the model has one class, so that it gives no probabilities."""
+    if len(learner.classes_) == 1 and learner.measure_ == "familiarity":
+        note_line(
+            "the model has one class and nothing to compare it with: it says only how "
+            "familiar a sample is, not how probable its class"
+        )
+
+
 def strictness_lines(
     learner: Learner,
     strangers: str,

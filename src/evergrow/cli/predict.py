@@ -19,11 +19,13 @@ from evergrow.cli.console import (
     table,
 )
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
+from evergrow.cli.evidence import NO_EVIDENCE, EvidenceOptions
 from evergrow.cli.model_files import (
     can_reject_unknown,
     check_target,
     load_model,
     note_few_samples,
+    note_one_class,
     skipped_code,
     strictness_lines,
     write_lines,
@@ -57,6 +59,7 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("-o")] = None,
     root: options.Rare[Path] = Path("."),
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    evidence: EvidenceOptions = NO_EVIDENCE,
     run: options.ImageOptions = options.DEFAULT_IMAGES,
     sharding: EngineOptions = NO_ENGINE,
 ) -> Answer:
@@ -71,6 +74,8 @@ def predict_command(
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
       evergrow predict intents.evg --text "where is my parcel"
+
+      evergrow predict birds.evg photo.jpg --heatmap why.png --against "House Wren"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
@@ -122,7 +127,7 @@ def predict_command(
         for line in strictness_lines(learner, strangers):
             note_line(line)
     if sharding.engine is not None:
-        sharding.reject(text=text)
+        sharding.reject(text=text, heatmap=evidence.heatmap, words=evidence.words)
         settings = {
             "top": top,
             "false_alarm": alarm,
@@ -133,12 +138,15 @@ def predict_command(
             model, learner, paths, data_options, out, sharding, settings, run.as_json
         )
 
+    evidence.check(learner.state_.kind, learner)
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
     found = learner.predictions(samples, false_alarm=alarm)
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
     rows = prediction_rows(found, names, top, unsure)
+    evidence_lines = evidence.add(rows, learner, samples, found.rows.tolist())
     if format == "table" and found.measure == "probability":
         note_few_samples(learner)
+    note_one_class(learner)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
         # With --no-unknown, every sample gets a class.
@@ -148,7 +156,7 @@ def predict_command(
             format, learner, asked, found, marked, title=title, root=root
         )
     else:
-        lines = _row_lines(format, rows, found.measure)
+        lines = _row_lines(format, rows, found.measure, evidence_lines)
     code = skipped_code(len(found.failures))
     values = {
         "model": str(model),
@@ -255,10 +263,11 @@ def prediction_rows(
     Returns
     -------
     list of dict
-        ``item``, ``class``, its ``probability`` (or ``score``, of methods without
-        probabilities) and ``top``, the likeliest classes with their values. If novelty
-        was measured also ``unknown``, ``novelty``, ``threshold`` and ``nearest``, the
-        likeliest class with its value; class and value of an unknown sample are None.
+        ``item``, ``class``, its ``probability`` (or another measure of
+        :class:`Predictions`) and ``top``, the likeliest classes with their values. If
+        novelty was measured also ``unknown``, ``novelty``, ``threshold`` and
+        ``nearest``, the likeliest class with its value; class and value of an unknown
+        sample are None.
         ``unsure`` if given.
     """
     rows = []
@@ -290,13 +299,18 @@ def prediction_rows(
     return rows
 
 
-def _row_lines(format: str, rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table."""
+def _row_lines(
+    format: str, rows: list[dict[str, Any]], measure: str, evidence: Sequence[str]
+) -> list[str]:
+    """Return the rows of :func:`prediction_rows` as JSON lines, CSV or a table.
+
+    The lines of `evidence` follow a table.
+    """
     if format == "jsonl":
         return [json.dumps(row) for row in rows]
     if format == "csv":
         return _prediction_csv(rows, measure)
-    return _table_lines(rows, measure)
+    return [*_table_lines(rows, measure), *evidence]
 
 
 def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
@@ -307,7 +321,7 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     rows : list of dict
         Result of :func:`prediction_rows`. All have the same keys, and so the same
         columns.
-    measure : {"probability", "score"}
+    measure : {"probability", "familiarity", "score"}
         Kind of the class values.
     """
     names = ["item", "class", measure, "unknown", "unsure", "novelty", "threshold"]
@@ -334,14 +348,14 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     ----------
     rows : list of dict
         Result of :func:`prediction_rows`.
-    measure : {"probability", "score"}
+    measure : {"probability", "familiarity", "score"}
         Kind of the class values.
     """
 
     def shown(entry: dict[str, Any]) -> list[str]:
         """Return class and value of an entry of ``top`` as text."""
         value = entry[measure]
-        if measure == "probability":
+        if measure in ("probability", "familiarity"):
             return [entry["class"], percent(value)]
         return [entry["class"], f"{value:.4g}"]
 

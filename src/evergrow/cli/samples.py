@@ -18,6 +18,7 @@ from evergrow.core.escaping import one_line
 if TYPE_CHECKING:
     from evergrow.data import DataOptions, Dataset, Samples, Source
     from evergrow.data.items import Items
+    from evergrow.engine.job import JobReport
 
 STDIN = "-"
 
@@ -139,8 +140,10 @@ def check_layout(found: Dataset, *, as_is: bool, as_json: bool) -> None:
         return
     message = "These folders are probably not the classes"
     if not is_interactive(as_json):
-        raise InputError(f"{message}; nothing was learned. --as-is learns them.")
-    typer.confirm(f"{message}. Learn them?", abort=True)
+        raise InputError(
+            f"{message}; nothing was learned. If they are the classes, add --as-is."
+        )
+    typer.confirm(f"{message}. Learn them as classes?", abort=True)
 
 
 def double_label_cautions(samples: Samples, data: str) -> list[str]:
@@ -157,12 +160,27 @@ def double_label_cautions(samples: Samples, data: str) -> list[str]:
     found = find_double_labels(samples)
     if not found:
         return []
-    first, second = found[0].names
-    count = plural(len(found), f"{samples.kind} has", f"{samples.kind}s have")
-    return [
+    return [_double_label_caution(len(found), samples.kind, found[0].names, data)]
+
+
+def sharded_double_label_cautions(report: JobReport, kind: str, data: str) -> list[str]:
+    """Return :func:`double_label_cautions` of data that was learned in shards."""
+    if not report.n_double_labels:
+        return []
+    names = report.double_labels
+    return [_double_label_caution(report.n_double_labels, kind, names, data)]
+
+
+def _double_label_caution(
+    n_found: int, kind: str, names: Sequence[str], data: str
+) -> str:
+    """Return the warning about samples of two labels, with the names of two."""
+    first, second = names
+    count = plural(n_found, f"{kind} has", f"{kind}s have")
+    return (
         f"{count} two labels, such as {first} and {second}; evergrow data {data} "
         "--check lists them"
-    ]
+    )
 
 
 def check_source_layout(source: Source, *, as_is: bool, as_json: bool) -> None:

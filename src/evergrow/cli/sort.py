@@ -28,6 +28,7 @@ from evergrow.cli.model_files import (
     can_reject_unknown,
     load_model,
     note_few_samples,
+    note_one_class,
     strictness_lines,
 )
 from evergrow.cli.registry import command
@@ -171,6 +172,7 @@ def _sort_once(
         earlier = read_sort_table(table_path)
     resumed, waiting = split_planned(earlier, folder)
     note_few_samples(learner)
+    note_one_class(learner)
     can_reject_unknown(learner)
     if mode is not None:
         progress = bool(run.encode_settings()["progress"])

@@ -101,7 +101,7 @@ class Estimator:
         return diagram + "".join(tables)
 
     def _learned_values(self) -> dict[str, Any]:
-        """Return what was learned by name, for notebooks. Empty before ``fit``."""
+        """Return learned values by name, for notebooks. Empty before ``fit``."""
         return {}
 
     def __sklearn_tags__(self) -> Any:

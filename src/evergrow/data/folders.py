@@ -316,7 +316,7 @@ def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> 
     class_folders = [_class_folders(walk, part) for part in parts]
     doubts = []
     for folders in class_folders:
-        doubts += [*_nesting_cautions(tree, folders), *_name_cautions(tree, folders)]
+        doubts += [*_nesting_cautions(tree, folders), *_name_cautions(folders)]
     cautions = list(doubts)
     found = [_images_of(walk, folders) for folders in class_folders]
     for part in found:
@@ -407,23 +407,21 @@ def _nesting_cautions(tree: Tree, folders: list[str]) -> list[str]:
     ]
 
 
-def _name_cautions(tree: Tree, folders: list[str]) -> list[str]:
-    """Return a caution if class folders are probably parts of a data set.
+def _name_cautions(folders: list[str]) -> list[str]:
+    """Return a caution if class folders are named like parts of a data set.
 
-    These are named train, test or the like, and have subfolders. A folder named train
-    without subfolders can show trains.
+    These names are train, test and the like. They can also be names of classes.
     """
-    parts = [
-        posixpath.basename(folder)
-        for folder in folders
-        if posixpath.basename(folder).lower() in (*TRAIN_WORDS, *TEST_WORDS)
-        and any(kind == "folder" for _, kind in tree.entries(folder))
-    ]
+    names = [posixpath.basename(folder) for folder in folders]
+    parts = [name for name in names if name.lower() in (*TRAIN_WORDS, *TEST_WORDS)]
     if not parts:
         return []
+    became = "became a class, although this is a usual name"
+    if len(parts) > 1:
+        became = "became classes, although these are usual names"
     return [
-        f"{quote_names(parts)} became a class, although it is a usual name of a part "
-        "of the data; point to the folder whose subfolders are the classes"
+        f"{quote_names(parts)} {became} of a part of the data; if its subfolders are "
+        "the classes, point to it instead"
     ]
 
 

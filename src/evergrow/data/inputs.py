@@ -479,9 +479,13 @@ def search_path() -> list[Path]:
 def _not_found(path: str) -> DatasetNotFoundError:
     """Return the error for a missing path, with the most similar existing name."""
     folder, name = os.path.split(os.path.normpath(path))
-    folders = [folder] if folder else [".", *map(os.fspath, search_path())]
+    folders = [".", *map(os.fspath, search_path())]
+    if folder:
+        folders = [folder]
     similar = _similar_name(name, folders)
-    hint = f" Did you mean {os.path.join(folder, similar)!r}?" if similar else ""
+    hint = ""
+    if similar:
+        hint = f" Did you mean {os.path.join(folder, similar)!r}?"
     if folder and os.path.isdir(folder):
         return DatasetNotFoundError(f"No folder or file {name!r} in {folder}.{hint}")
     return DatasetNotFoundError(f"No folder or file {path!r} here.{hint}")

@@ -800,15 +800,17 @@ def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
     >>> part_of_files({"a.npz": 5, "b.npz": 9}, "train")
     {'a.npz': 5, 'b.npz': 9}
     """
-    words = {name: match[1] for name in files if (match := _SPLIT.search(name.lower()))}
-    train = {
-        name: size
-        for name, size in files.items()
-        if words.get(name, "").startswith("train")
-    }
-    tests = [word for word in TEST_WORDS if word in words.values()]
+    by_word: dict[str, dict[str, int]] = {}
+    train: dict[str, int] = {}
+    for name, size in files.items():
+        match = _SPLIT.search(name.lower())
+        if match is None:
+            continue
+        word = match[1]
+        by_word.setdefault(word, {})[name] = size
+        if word.startswith("train"):
+            train[name] = size
+    tests = [by_word[word] for word in TEST_WORDS if word in by_word]
     if part == "all" or not train or not tests:
         return files
-    if part == "train":
-        return train
-    return {name: size for name, size in files.items() if words.get(name) == tests[0]}
+    return train if part == "train" else tests[0]

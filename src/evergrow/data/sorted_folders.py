@@ -25,18 +25,20 @@ _NEEDED = ("answer", "destination", "note")
 _HEADER_BYTES = 1000
 
 
-def is_sorted(tree: Tree) -> bool:
-    """Return whether a folder has the table of a sort, by the columns of the table.
+def _has_sort_columns(tree: Tree) -> bool:
+    """Return whether the table of a folder has the columns of a sort.
 
     A spreadsheet may have written the table again, with another separator.
     """
-    if not tree.is_file(TABLE):
-        return False
     first_line = tree.read(TABLE, 0, _HEADER_BYTES).split(b"\n")[0]
     return all(column.encode() in first_line for column in _NEEDED)
 
 
-@register_reader("sorted", fits=is_sorted, rank=15)
+@register_reader(
+    "sorted",
+    fits=lambda tree: tree.is_file(TABLE) and _has_sort_columns(tree),
+    rank=15,
+)
 def read_sorted(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the class folders of a sorted folder.
 

@@ -28,7 +28,13 @@ from evergrow.data.folders import (
     training_file,
 )
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
-from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
+from evergrow.data.readers import (
+    TEST_WORDS,
+    TRAIN_WORDS,
+    DataOptions,
+    has_files,
+    register_reader,
+)
 from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -40,6 +46,15 @@ SPLIT_COLUMN = "split"
 NAME_COLUMNS = ("name", FILE_COLUMN)
 LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
 _IMAGE_COLUMNS = ("path", "image", "file", "filename")
+
+
+_CONTENT_NAMES = {
+    "text": "texts",
+    "image": "images",
+    "features": "feature vectors",
+    "": "numbers or other values",
+}
+"""Contents of a column, for messages."""
 
 
 class _Candidate(NamedTuple):
@@ -132,13 +147,27 @@ def choose_columns(
             sample = _find_column(contents, candidate, label)
             if sample:
                 return Columns(candidate.kind, sample, label)
-    raise _missing_column(contents, options.kind, label, title)
+    raise _missing_column(contents, options, label, title)
 
 
 def _missing_column(
-    contents: Mapping[str, str], kind: str, label: str, title: str
+    contents: Mapping[str, str], options: DataOptions, label: str, title: str
 ) -> FileFormatError:
-    """Return the error for a table without a column of samples of this kind."""
+    """Return the error for a table without a column of samples of this kind.
+
+    A column with a usual name has other contents then, and is named.
+    """
+    kind = options.kind
+    for candidate in _CANDIDATES:
+        if kind not in ("", candidate.kind):
+            continue
+        for name in candidate.names:
+            if name in contents and name != label and candidate.kind != "features":
+                return FileFormatError(
+                    f"{title}: column {name!r} must hold {candidate.kind}s, got "
+                    f"{_CONTENT_NAMES[contents[name]]}; name another column by "
+                    f"{candidate.kind}_column"
+                )
     wanted = "'text', 'image', 'path' or 'feature'"
     settings = "text_column or image_column"
     if kind == "text":
@@ -352,7 +381,10 @@ def _without_folders(name: str, n_removed: int) -> str:
 
 
 @register_reader(
-    "table", suffixes=_SUFFIXES, fits=lambda tree: bool(_tables_of(tree)), rank=45
+    "table",
+    suffixes=_SUFFIXES,
+    fits=lambda tree: has_files(tree, _SUFFIXES) and bool(_tables_of(tree)),
+    rank=45,
 )
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a table, and its table of test samples if there is one.

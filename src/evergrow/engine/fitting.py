@@ -19,6 +19,7 @@ from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
 from evergrow.data import source_from
+from evergrow.engine.double_labels import compare_shard_digests
 from evergrow.engine.job import (
     Job,
     JobReport,
@@ -176,11 +177,26 @@ def _learn(
                 complete_fit(learner, total, sample)
             else:
                 complete_update(learner, total, sample)
+            _report_double_labels(job, report)
             learner.save(job.model_file)
-            finish_job(job, report, ("first", "statistics", "merged"))
+            finish_job(job, report, ("first", "statistics", "digests", "merged"))
             return report
     finally:
         release_opened()
+
+
+def _report_double_labels(job: Job, report: JobReport) -> None:
+    """Record in the report how many samples have two labels, and an example."""
+    found = compare_shard_digests(job)
+    if found is None:
+        return
+    source = source_from(job.manifest.source)
+    names = [
+        source.read(job.manifest.shards[shard]).names()[row]
+        for shard, row in (found.first, found.second)
+    ]
+    report.n_double_labels = found.count
+    report.double_labels = tuple(names)
 
 
 def _load(path: Path, options: EngineRunOptions) -> Learner:

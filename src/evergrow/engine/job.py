@@ -141,10 +141,11 @@ class Manifest:
     @cached_property
     def _first_rows(self) -> list[NDArray[np.int64]]:
         """`first` as rows of each shard, in the order of the shards."""
-        starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
         first = np.array(self.first, dtype=np.int64)
-        pieces = np.split(first, np.searchsorted(first, starts[1:-1]))
-        return [piece - start for piece, start in zip(pieces, starts, strict=False)]
+        ends = np.cumsum([shard.rows for shard in self.shards])
+        starts = [0, *ends[:-1].tolist()]
+        pieces = np.split(first, np.searchsorted(first, starts[1:]))
+        return [piece - start for piece, start in zip(pieces, starts, strict=True)]
 
     @cached_property
     def key(self) -> str:
@@ -229,7 +230,15 @@ def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
 """Kinds of jobs."""
 
-STAGES = ("first", "statistics", "merged", "features", "predict", "evaluate")
+STAGES = (
+    "first",
+    "statistics",
+    "digests",
+    "merged",
+    "features",
+    "predict",
+    "evaluate",
+)
 """Folders of result files in the folder of a job."""
 
 _TABLES = ("features", "predict", "evaluate")
@@ -291,12 +300,18 @@ class JobReport:
         Reasons of failed shards, by shard number.
     unreadable : dict of str to str
         Reasons, by file name, of files whose contents could not be listed.
+    n_double_labels : int
+        Samples whose label differs from that of an identical sample.
+    double_labels : tuple of str
+        Names of two identical samples with different labels, if there are any.
     """
 
     key: str
     shards: dict[str, ShardReport] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
+    n_double_labels: Annotated[int, Between(0, 2**53)] = 0
+    double_labels: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` if a shard has no number."""

@@ -43,6 +43,7 @@ from evergrow.core.record import (
 )
 from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
+from evergrow.engine.double_labels import has_digests, write_digests
 from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
 from evergrow.engine.parquet_out import read_report, write_features, write_predictions
 from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
@@ -189,6 +190,11 @@ def statistics(job: Job, task: WorkerTask) -> ShardReport:
         raise ShardError(f"shard {task.number} has no sample that can be read")
     template = _open_model(str(job.template_file), job.key, task.about["device"])
     part = learn_shard(template, LabelledRows(found.X, found.labels), task.number)
+    source = _open_source(job)
+    if has_digests(source):
+        path = job.result("digests", task.number)
+        path.parent.mkdir(exist_ok=True)
+        write_digests(path, source.read(shard))
     write_part(
         job.result("statistics", task.number), part, {str(task.number): found.engine}
     )
@@ -346,14 +352,17 @@ class ShardFeatures:
 
         The result has no names.
         """
+        X = np.concatenate([self.X, other.X])
         classes = (*(self.classes or ()), *(other.classes or ()))
         # A class is lost only if neither part has a readable sample of it.
-        lost = tuple(
-            sorted({*self.engine.lost, *other.engine.lost}.difference(classes))
+        lost = {*self.engine.lost, *other.engine.lost}.difference(classes)
+        report = ShardReport(
+            len(X),
+            self.engine.shard,
+            (*self.engine.left_out, *other.engine.left_out),
+            tuple(sorted(lost)),
         )
-        left_out = (*self.engine.left_out, *other.engine.left_out)
-        report = ShardReport(len(self) + len(other), self.engine.shard, left_out, lost)
-        return ShardFeatures(np.concatenate([self.X, other.X]), classes, report)
+        return ShardFeatures(X, classes, report)
 
 
 def shard_features(

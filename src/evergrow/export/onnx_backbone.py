@@ -25,7 +25,7 @@ from evergrow.core.errors import EvergrowError
 from evergrow.core.imports import import_extra
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
-from evergrow.features.backbone import Backbone, FeatureBlock
+from evergrow.features.backbone import Backbone, FeatureBlock, join_equally
 from evergrow.features.image_backbone import ImageBackbone, read_views
 from evergrow.features.joined_backbone import JoinedBackbone
 from evergrow.features.preprocess import Preprocessing
@@ -98,43 +98,6 @@ class PixelModule(nn.Module):
             images = transform.normalised(views)
             blocks += read_views(module, wanted, transform, images)
         return join_equally(blocks)
-
-
-def join_equally(blocks: Sequence[Tensor]) -> Tensor:
-    """Concatenate blocks at equal energy.
-
-    Computes the same as
-    :func:`evergrow.data.feature_blocks.join_blocks`, with operators that
-    can be traced.
-
-    Parameters
-    ----------
-    blocks : sequence of Tensor of shape (n, width)
-        Feature blocks. A single block is returned unchanged.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.export.onnx_backbone import join_equally
-    >>> first, second = torch.tensor([[3.0, -4.0]]), torch.tensor([[9.0, 16.0]])
-    >>> joined = join_equally([first, second])
-    >>> (joined * 2**0.5).round(decimals=6)
-    tensor([[ 0.6000, -0.8000,  0.6000,  0.8000]])
-    """
-    if len(blocks) == 1:
-        return blocks[0]
-    joined = []
-    for block in blocks:
-        largest = block.abs().amax(dim=1, keepdim=True)
-        block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
-        # Rows without negative values are replaced by their square roots. Then every
-        # row is scaled to unit length.
-        is_nonnegative = block.amin(dim=1, keepdim=True) >= 0
-        block = torch.where(is_nonnegative, block.abs().sqrt(), block)
-        norms = block.square().sum(dim=1, keepdim=True).sqrt()
-        unit = block / torch.where(norms > 0, norms, torch.ones_like(norms))
-        joined.append(len(blocks) ** -0.5 * unit)
-    return torch.cat(joined, dim=1)
 
 
 class TokenModule(nn.Module):

@@ -137,7 +137,7 @@ class GraphBuilder:
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """Names of what the layer of a head computes.
+    """Names of the outputs of a head's layer in the graph.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@ The formulas are those of :mod:`evergrow.head.novelty.matrices`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -150,16 +151,24 @@ def _add_terms(
 
 def _add_score(graph: GraphBuilder, standard: NoveltyStandard, terms: list[str]) -> str:
     """Add the score (n, 1) of terms; see :meth:`NoveltyStandard.score`."""
-    weights = [*standard.weights, -standard.slope]
-    scale = [*standard.scale, 1.0]
+    mean = _vector(standard.mean)
+    scale = _vector([*standard.scale, 1.0])
+    weights = _vector([*standard.weights, -standard.slope]) / standard.spread
+
+    # The weighted sum of the standardised terms.
     columns = graph.node("Concat", *terms, axis=1)
-    mean = graph.constant(torch.tensor(standard.mean, dtype=torch.float64))
-    centred = graph.node("Sub", columns, mean)
-    spreads = graph.constant(torch.tensor(scale, dtype=torch.float64))
-    standardised = graph.node("Div", centred, spreads)
-    column = torch.tensor(weights, dtype=torch.float64)[:, None] / standard.spread
-    total = graph.node("MatMul", standardised, graph.constant(column))
+    centred = graph.node("Sub", columns, graph.constant(mean))
+    standardised = graph.node("Div", centred, graph.constant(scale))
+    total = graph.node("MatMul", standardised, graph.constant(weights[:, None]))
+
+    # The standardised rest beyond GUARD.
     rest = graph.node("Sub", terms[REST], graph.number(standard.mean[REST]))
     rest = graph.scaled(rest, 1.0 / standard.scale[REST])
     beyond = graph.node("Sub", rest, graph.number(GUARD))
-    return graph.node("Add", total, graph.at_least(beyond, 0.0))
+    beyond = graph.at_least(beyond, 0.0)
+    return graph.node("Add", total, beyond)
+
+
+def _vector(values: Sequence[float]) -> torch.Tensor:
+    """Return numbers as a float64 vector."""
+    return torch.tensor(values, dtype=torch.float64)

@@ -263,7 +263,7 @@ def pool_positions(
             return positions.mean(dim=1)
         if pooling == "max":
             return positions.amax(dim=1)
-        return positions.var(dim=1, correction=0).sqrt()
+        return _root(positions.var(dim=1, correction=0))
     counted = mask.bool().unsqueeze(2)
     if pooling == "max":
         is_empty = ~counted.any(dim=1)
@@ -274,7 +274,53 @@ def pool_positions(
     if pooling == "mean":
         return mean
     deviations = (positions - mean.unsqueeze(1)).masked_fill(~counted, 0.0)
-    return (deviations.square().sum(dim=1) / count).sqrt()
+    return _root(deviations.square().sum(dim=1) / count)
+
+
+def _root(variances: Tensor) -> Tensor:
+    """Return square roots whose gradient is 0 instead of NaN at 0."""
+    is_zero = variances == 0.0
+    return variances.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
+
+
+def join_equally(blocks: Sequence[Tensor]) -> Tensor:
+    """Concatenate blocks at equal energy.
+
+    Computes the same as
+    :func:`evergrow.data.feature_blocks.join_blocks`, with operators that
+    can be traced.
+
+    Parameters
+    ----------
+    blocks : sequence of Tensor of shape (n, width)
+        Feature blocks. A single block is returned unchanged.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.features.backbone import join_equally
+    >>> first, second = torch.tensor([[3.0, -4.0]]), torch.tensor([[9.0, 16.0]])
+    >>> joined = join_equally([first, second])
+    >>> (joined * 2**0.5).round(decimals=6)
+    tensor([[ 0.6000, -0.8000,  0.6000,  0.8000]])
+    """
+    import torch
+
+    if len(blocks) == 1:
+        return blocks[0]
+    joined = []
+    for block in blocks:
+        # The result does not depend on this scale, so its gradient does not either.
+        largest = block.detach().abs().amax(dim=1, keepdim=True)
+        block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
+        # Rows without negative values are replaced by their square roots. Then every
+        # row is scaled to unit length.
+        is_nonnegative = block.amin(dim=1, keepdim=True) >= 0
+        block = torch.where(is_nonnegative, block.abs().sqrt(), block)
+        norms = block.square().sum(dim=1, keepdim=True).sqrt()
+        unit = block / torch.where(norms > 0, norms, torch.ones_like(norms))
+        joined.append(len(blocks) ** -0.5 * unit)
+    return torch.cat(joined, dim=1)
 
 
 BlockReader = Callable[[Sequence[FeatureBlock]], "list[Tensor]"]

@@ -375,9 +375,11 @@ def _have_common_row(stored: NDArray[Any], rows: NDArray[Any]) -> bool:
         return False
     first = stored.astype(np.float64)
     second = rows.astype(np.float64)
-    squares = np.square(second).sum(axis=1)
-    gaps = np.square(first).sum(axis=1)[:, None] + squares - 2 * (first @ second.T)
-    return bool((gaps <= SAME_FEATURES**2 * squares).any())
+    first_squares = np.square(first).sum(axis=1)
+    second_squares = np.square(second).sum(axis=1)
+    squared_distances = first_squares[:, None] + second_squares - 2 * first @ second.T
+    are_equal = squared_distances <= SAME_FEATURES**2 * second_squares
+    return bool(are_equal.any())
 
 
 def _check_file(path: Path) -> None:

@@ -46,13 +46,14 @@ from evergrow.features.joined_backbone import (
 from evergrow.features.networks import (
     CATALOG,
     SENTENCE_PREFIX,
-    catalog_entry,
+    SEPARATOR,
 )
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.weights import (
     FILE_NAMES,
     WEIGHT_SOURCES,
     WantedWeights,
+    catalog_entry,
     hash_weights,
     load_weights,
     locate,
@@ -223,6 +224,8 @@ def network_names(name: str) -> list[str]:
     """
     folder = name.removeprefix(SENTENCE_PREFIX)
     if folder != name and Path(folder).is_dir():
+        return [name]
+    if SEPARATOR not in name:
         return [name]
     names = split_names(name)
     kinds = ["text" if is_text_name(part) else "image" for part in names]

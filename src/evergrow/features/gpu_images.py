@@ -331,28 +331,32 @@ def resize_weights(
     scale = length / resized
     stretch = max(scale, 1.0)
     radius = FILTERS[name] * stretch
-    centres = (np.arange(start, start + kept) + 0.5) * scale
+    centres = (np.arange(start, start + kept)[:, None] + 0.5) * scale
     first = (centres - radius + 0.5).astype(np.int64)
     last = (centres + radius + 0.5).astype(np.int64)
     pixels = np.arange(length)
-    distances = np.abs((pixels - centres[:, None] + 0.5) * (1.0 / stretch))
-    weights = _filter_values(name, distances)
-    weights *= (pixels >= first[:, None]) & (pixels < last[:, None])
+    is_inside = (pixels >= first) & (pixels < last)
+    distances = np.abs((pixels - centres + 0.5) * (1.0 / stretch))
+    weights = _filter_values(name, distances) * is_inside
     normalized = weights / weights.sum(axis=1, keepdims=True)
+
+    # Rounded as Pillow does, then divided into upper and lower bits.
     whole = np.trunc(normalized * 2**_BITS + np.copysign(0.5, weights))
     upper = np.rint(whole / 2**_LOWER_BITS)
     lower = whole - upper * 2**_LOWER_BITS
-    parts = np.stack([lower / 2**_LOWER_BITS, upper / 2 ** (_BITS - _LOWER_BITS)])
-    return torch.from_numpy(parts).float()
+    scaled_lower = lower / 2**_LOWER_BITS
+    scaled_upper = upper / 2 ** (_BITS - _LOWER_BITS)
+    return torch.from_numpy(np.stack([scaled_lower, scaled_upper])).float()
 
 
 def _filter_values(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the values of a filter at distances from its centre."""
     if name == "bilinear":
         return np.maximum(1.0 - x, 0.0)
+    # Bicubic, with a = -0.5.
     inner = (1.5 * x - 2.5) * x * x + 1
     outer = -0.5 * (((x - 5) * x + 8) * x - 4)
-    return np.where(x < 1, inner, np.where(x < 2, outer, 0))
+    return np.select([x < 1, x < 2], [inner, outer], 0.0)
 
 
 def _round_sums(lower: Tensor, upper: Tensor) -> Tensor:

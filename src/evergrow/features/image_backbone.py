@@ -316,16 +316,19 @@ def read_blocks(
     transform: Preprocessing,
     images: Tensor,
 ) -> list[Tensor]:
-    """Return :func:`read_views` without gradients, in evaluation mode.
+    """Return :func:`read_views` without gradients, in evaluation mode."""
+    with evaluation_mode(module), torch.inference_mode():
+        return read_views(module, blocks, transform, images)
 
-    The mode of every submodule is restored.
-    """
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode, and restore the mode of every submodule."""
     training = [part for part in module.modules() if part.training]
     if training:
         module.eval()
     try:
-        with torch.inference_mode():
-            return read_views(module, blocks, transform, images)
+        yield
     finally:
         for part in training:
             part.training = True
@@ -458,8 +461,7 @@ def _read_view(
         Images of this view.
     """
     wanted = [block for block in components if block.view == view]
-    both_sides: tuple[Side, ...] = ("", "flipped")
-    sides = [side for side in both_sides if any(block.side == side for block in wanted)]
+    sides = _sides(wanted)
     batches = [images.flip(-1) if side else images for side in sides]
     batch = batches[0] if len(batches) == 1 else torch.cat(batches)
     depths = list(dict.fromkeys(replace(block, view=None, side="") for block in wanted))
@@ -471,6 +473,31 @@ def _read_view(
             block = replace(depth, view=view, side=side)
             values[block] = read if len(sides) == 1 else read[rows]
     return values
+
+
+def _sides(components: Sequence[FeatureBlock]) -> tuple[Side, ...]:
+    """Return the sides of an image that some components of one view read, in order."""
+    both: tuple[Side, ...] = ("", "flipped")
+    return tuple(
+        side for side in both if any(block.side == side for block in components)
+    )
+
+
+def sides_of_views(blocks: Sequence[FeatureBlock]) -> list[tuple[Side, ...]]:
+    """Return the sides in the batch of each view, in the order of the views.
+
+    Examples
+    --------
+    >>> from evergrow.features.backbone import FeatureBlock
+    >>> from evergrow.features.image_backbone import sides_of_views
+    >>> sides_of_views([FeatureBlock.parse("final@64:mirror")])
+    [('', 'flipped')]
+    """
+    components = [part for block in blocks for part in block.components]
+    views = dict.fromkeys(part.view for part in components)
+    return [
+        _sides([part for part in components if part.view == view]) for view in views
+    ]
 
 
 def _average(parts: Sequence[Tensor]) -> Tensor:
@@ -704,7 +731,7 @@ def _positions(
     """
     if output.ndim == 2:
         return output.unsqueeze(1).float()
-    channels_last = output.ndim == 3 or _is_channels_last_map(module, name, output)
+    channels_last = output.ndim == 3 or is_channels_last_map(module, name, output)
     norm = getattr(module, "norm", None)
     weight = getattr(norm, "weight", None)
     if is_depth and isinstance(norm, nn.Module) and isinstance(weight, Tensor):
@@ -720,8 +747,8 @@ def _positions(
     return output.float()
 
 
-def _is_channels_last_map(module: nn.Module, name: str, output: Tensor) -> bool:
-    """Return whether a map is (n, height, width, channels), as of some transformers."""
+def is_channels_last_map(module: nn.Module, name: str, output: Tensor) -> bool:
+    """Return whether a map has channels last, as those of some transformers."""
     layout = str(getattr(module, "output_fmt", "")).rpartition(".")[2]
     if layout.upper() == "NHWC":
         return True

@@ -363,18 +363,3 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
 )
 """Recommended networks, the strongest of each kind first."""
-
-
-def catalog_entry(name: str) -> CatalogEntry | None:
-    """Return the entry with a short name or of a network, or None.
-
-    Examples
-    --------
-    >>> from evergrow.features.networks import catalog_entry
-    >>> catalog_entry("small").network
-    'vit_small_patch14_reg4_dinov2.lvd142m'
-    """
-    for entry in CATALOG:
-        if name in (entry.name, entry.network):
-            return entry
-    return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
@@ -325,6 +326,52 @@ class Preprocessing:
             return None
         left, top, _, _ = self._crop_box(*resized)
         return resized, top, left
+
+    def coordinates(
+        self, height: int, width: int, shape: tuple[int, int] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return where rows and columns of an image lie in the result, in pixels.
+
+        Pixels of the image that the crop leaves out have coordinates below -0.5, or of
+        at least the size minus 0.5.
+
+        Parameters
+        ----------
+        height, width : int
+            Size of the image.
+        shape : tuple of int, optional
+            Number of rows and columns to return, evenly spaced over the image. By
+            default every pixel.
+
+        Returns
+        -------
+        rows : ndarray of shape (height,)
+            Row in the result of each row of the image.
+        columns : ndarray of shape (width,)
+            Column in the result of each column of the image.
+
+        Examples
+        --------
+        >>> from evergrow.features import Preprocessing
+        >>> rows, columns = Preprocessing((2, 2), (2, 2)).coordinates(4, 8)
+        >>> rows.tolist()
+        [-0.25, 0.25, 0.75, 1.25]
+        >>> columns[2:6].tolist()
+        [-0.25, 0.25, 0.75, 1.25]
+        """
+        counts = shape or (height, width)
+        resized = self._resized_size(height, width)
+        padded = [
+            max(part, size) for part, size in zip(resized, self.size, strict=True)
+        ]
+        left, top, _, _ = self._crop_box(*padded)
+        found = []
+        for count, part, whole, start in zip(
+            counts, resized, padded, (top, left), strict=True
+        ):
+            centres = (np.arange(count) + 0.5) * part / count - 0.5
+            found.append(centres + (whole - part) // 2 - start)
+        return found[0], found[1]
 
     def _crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return left, top, right and bottom of the central crop of a resized image."""

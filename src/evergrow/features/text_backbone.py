@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.errors import InputError, ParameterError, WeightsError
+from evergrow.core.errors import (
+    InputError,
+    ParameterError,
+    UnsupportedError,
+    WeightsError,
+)
 from evergrow.core.files import StrPath
 from evergrow.core.imports import import_extra
 from evergrow.core.validation import check_integer, resolve_device
@@ -37,6 +42,9 @@ from evergrow.features.weights import (
 
 _OPTIONS = {"max_seq_length", "prompt"}
 _MAX_PROMPT = 1000  # characters
+KEPT_STATES = 3
+"""Number of last hidden states that :func:`kept_states` keeps."""
+
 _SAMPLE_TEXTS = ("a text", "another text, which is longer")
 
 
@@ -306,6 +314,99 @@ def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str,
         key: value.to(device) if isinstance(value, Tensor) else value
         for key, value in tokens.items()
     }
+
+
+def token_starts(encoder: Any, text: str, n_tokens: int) -> list[int]:
+    """Return the index of the character at which each token of a text begins.
+
+    Special tokens and those of the encoder's prompt have -1. Spaces around the text do
+    not count as characters.
+
+    Parameters
+    ----------
+    encoder : sentence_transformers.SentenceTransformer
+        The encoder.
+    text : str
+        The text.
+    n_tokens : int
+        Number of tokens that the encoder made of the text.
+
+    Raises
+    ------
+    UnsupportedError
+        If the tokenizer does not give the positions of its tokens.
+    """
+    text = text.strip()
+    whole = f"{default_prompt(encoder)}{text}".strip()
+    try:
+        offsets = encoder.tokenizer(
+            whole,
+            truncation=True,
+            max_length=encoder.max_seq_length,
+            return_offsets_mapping=True,
+        )["offset_mapping"]
+    except (AttributeError, KeyError, NotImplementedError, TypeError) as error:
+        raise _no_positions(encoder) from error
+    if len(offsets) != n_tokens:
+        raise _no_positions(encoder)
+    first = len(whole) - len(text)
+    return [
+        start - first if start >= first and stop > start else -1
+        for start, stop in offsets
+    ]
+
+
+def _no_positions(encoder: Any) -> UnsupportedError:
+    """Return the error for a tokenizer without positions of tokens."""
+    tokenizer = type(getattr(encoder, "tokenizer", None)).__name__
+    return UnsupportedError(
+        "the tokenizer of a text backbone must give the positions of its tokens, got "
+        f"{tokenizer}"
+    )
+
+
+@contextlib.contextmanager
+def kept_states(encoder: Any) -> Iterator[list[Tensor]]:
+    """Keep the last hidden states of the next pass, with a graph for gradients.
+
+    Yields
+    ------
+    states : list of Tensor of shape (n, tokens, width)
+        Filled by the pass: up to :data:`KEPT_STATES` hidden states.
+
+    Raises
+    ------
+    UnsupportedError
+        If the encoder does not begin with a transformer.
+    """
+    transformer = _transformer(encoder)
+    if transformer is None or not hasattr(transformer, "get_input_embeddings"):
+        raise UnsupportedError(
+            "text backbone must begin with a transformer to explain a prediction, got "
+            f"{type(encoder).__name__}"
+        )
+    states: list[Tensor] = []
+    first = next(iter(encoder.children()))
+    before = transformer.config.output_hidden_states
+
+    def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output.detach().requires_grad_()
+
+    def keep(module: nn.Module, args: Any, output: Mapping[str, Any]) -> None:
+        layers = output.get("all_layer_embeddings") or ()
+        states.extend(layers[-KEPT_STATES:])
+
+    handles = [
+        transformer.get_input_embeddings().register_forward_hook(start),
+        first.register_forward_hook(keep),
+    ]
+    transformer.config.output_hidden_states = True
+    try:
+        yield states
+    finally:
+        transformer.config.output_hidden_states = before
+        for handle in handles:
+            handle.remove()
 
 
 def read_hidden_states(

@@ -42,7 +42,6 @@ from evergrow.features.networks import (
     SENTENCE_PREFIX,
     SUGGESTED,
     CatalogEntry,
-    catalog_entry,
 )
 
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -269,20 +268,40 @@ class BackboneInfo(CatalogEntry):
     weights : str
         Source of its weights on this machine: ``"bundled"``, or ``"hub"`` for the cache
         of the Hub's client. Empty if they are missing.
-    advice : str
-        How to get the weights.
     reason : str
         Why :func:`best_backbone` chose it.
     """
 
     weights: str = ""
-    advice: str = ""
     reason: str = ""
 
     @property
     def available(self) -> bool:
         """Whether its weights are on this machine."""
         return bool(self.weights)
+
+    @property
+    def advice(self) -> str:
+        """How to get the weights."""
+        if self.kind == "text" and not _has_text_library():
+            return "pip install 'evergrow[text]'"
+        wanted = WantedWeights(self.network, self.kind, self.repository)
+        return " or ".join(_ways_to_get(wanted))
+
+
+def catalog_entry(name: str) -> CatalogEntry | None:
+    """Return the entry with a short name or of a network, or None.
+
+    Examples
+    --------
+    >>> from evergrow.features.weights import catalog_entry
+    >>> catalog_entry("small").network
+    'vit_small_patch14_reg4_dinov2.lvd142m'
+    """
+    for entry in CATALOG:
+        if name in (entry.name, entry.network):
+            return entry
+    return None
 
 
 def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
@@ -308,15 +327,14 @@ def _look_up(entry: CatalogEntry) -> BackboneInfo:
     """Look for the weights of a catalogue entry on this machine."""
     facts = vars(entry)
     if entry.kind == "text" and not _has_text_library():
-        return BackboneInfo(**facts, advice="pip install 'evergrow[text]'")
+        return BackboneInfo(**facts)
     wanted = WantedWeights(entry.network, entry.kind, entry.repository)
     source = ""
     if find_bundled(wanted):
         source = "bundled"
     elif find_cached(wanted):
         source = "hub"
-    advice = " or ".join(_ways_to_get(wanted))
-    return BackboneInfo(**facts, weights=source, advice=advice)
+    return BackboneInfo(**facts, weights=source)
 
 
 def _has_text_library() -> bool:

@@ -174,14 +174,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _contents(self) -> Any:
-        """Return what the head learned, as an instance of ``learned_as``.
+        """Return the learned state as an instance of ``learned_as``.
 
         The base class writes parameters and labels.
         """
 
     @abstractmethod
     def _restore(self, learned: Any) -> None:
-        """Set what the head learned from an instance of ``learned_as``.
+        """Set the learned state from an instance of ``learned_as``.
 
         Parameters, labels and device are already set. Check with
         :func:`~evergrow.core.record.require` that the contents fit them.
@@ -487,6 +487,36 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         self._require_fitted()
         scores = finite_scores(self._scores(self._features(X, self.device_)))
         return np.asarray(scores.cpu().numpy())
+
+    def differentiable_scores(self, Z: Tensor) -> Tensor:
+        """Return class scores that have a gradient with respect to the features.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features that require a gradient.
+
+        Returns
+        -------
+        Tensor of shape (n, C)
+            As :meth:`class_scores`, with a graph to `Z`.
+
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned.
+        UnsupportedError
+            If the scores of the method have no gradient.
+        """
+        self._require_fitted()
+        with torch.inference_mode(False), torch.enable_grad():
+            scores = self._scores(Z.to(self.device_, torch.float64))
+        if not scores.requires_grad:
+            raise UnsupportedError(
+                f"method must compute scores with a gradient, got "
+                f"{self.method_name()!r}"
+            )
+        return finite_scores(scores)
 
     def _features(self, X: Any, device: torch.device, *, reset: bool = False) -> Tensor:
         """Return X as a finite float64 tensor on the device.

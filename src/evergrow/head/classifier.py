@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(method)
     def limited(*args: P.args, **settings: P.kwargs) -> T:
-        head: Any = args[0]
+        head = cast("Classifier", args[0])
         rows: Any = args[1] if len(args) > 1 else ()
         n_rows = len(rows) if hasattr(rows, "__len__") else 0
         with threads_for(head._work(n_rows)):
@@ -1063,7 +1063,7 @@ class Classifier(IncrementalClassifier):
         """
         n_classes = 0
         if "_state" in vars(self):
-            order = float(self._state.model.state.order)
+            order = float(len(self._state.model.state.cross))
             n_classes = len(self._state.model.counts)
         else:
             order = float(min(n_rows, self.n_units or _USUAL_WIDTH))
@@ -1126,6 +1126,12 @@ class Classifier(IncrementalClassifier):
         """The layer and the statistics of the labelled samples, as a frozen record."""
         self._require_started()
         return self._state.model
+
+    @property
+    def state_(self) -> ClassifierState:
+        """Everything that predictions are computed from, as a frozen record."""
+        self._require_started()
+        return self._state
 
     @property
     def class_counts_(self) -> NDArray[np.int64]:

@@ -151,10 +151,10 @@ class PseudoLabels:
         return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
     def without(self, base: RidgeModel, Z: Tensor) -> PseudoLabels:
-        """Return the pseudo-labels without those of the rows Z (n, d).
+        """Return a copy without the pseudo-labels of rows Z (n, d).
 
-        Rows without a pseudo-label are ignored. The sums equal those that never had
-        the rows.
+        Rows without a pseudo-label are ignored. The sums are as if the
+        rows had never been learned.
 
         Parameters
         ----------

@@ -110,7 +110,7 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Any, owner: type) -> T:
+    def __get__(self, instance: Locked | None, owner: type) -> T:
         if instance is None:
             return self  # type: ignore[return-value]
         values = vars(instance)
@@ -196,7 +196,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class SolvedChoice:
-    """What a cache starts from: settings, and class means solved with them.
+    """Initial content of a cache: chosen settings and their solved class means.
 
     Parameters
     ----------
@@ -232,8 +232,9 @@ class SolvedMeans(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SquaredLengths:
-    """How ``|h|^2`` of an activation row h follows from units u and features z.
+    """Coefficients of the squared length of an activation row h.
 
+    With units u and features z,
     ``|h|^2 = gain^2 |u|^2 + |factors (z - centre)|^2 + constant``
 
     Parameters
@@ -732,7 +733,7 @@ class SolvedCache(Locked):
         return SquaredLengths(layer.gain, centre, factors, constant)
 
     def _gram(self, H: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of h h^T (k, k) over all rows, without those of H (n, k).
+        """Return the Gram matrix (k, k) of the learned rows, minus rows H (n, k).
 
         Parameters
         ----------
@@ -910,9 +911,11 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     n = model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse
-    learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
+    weights = factor.solve(stats.cross)
+    learned = float((weights * stats.cross).sum()) / n
     fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
-    root = math.sqrt(min(max(fresh, 0.05), 1.0))
+    fresh = min(max(fresh, 0.05), 1.0)
+    root = math.sqrt(fresh)
     return 0.25 * root / math.log(max(len(model.counts), 2))
 
 

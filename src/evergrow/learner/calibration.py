@@ -587,7 +587,7 @@ class Calibration:
         scores = self.pool.standard().score(terms)
         measured = slice(0, self.n)  # drawn rows follow
         weights = weights.copy()
-        weights[measured] *= class_shares(
+        weights[measured] *= class_weight_factors(
             scores[measured], self.known.codes[self._in_use], weights[measured]
         )
         order = np.argsort(scores, kind="stable")
@@ -681,7 +681,7 @@ class Calibration:
         The probability is that of the own class of a row.
         """
         scores = self.pool.standard().score(self.known.terms[self._in_use])
-        weights = self._weights * class_shares(
+        weights = self._weights * class_weight_factors(
             scores, self.known.codes[self._in_use], self._weights
         )
         probabilities = self._probabilities(self.known)[self._in_use]
@@ -1091,7 +1091,7 @@ class Calibration:
         )
 
 
-def class_shares(
+def class_weight_factors(
     scores: NDArray[np.float64],
     codes: NDArray[np.int64],
     weights: NDArray[np.float64],
@@ -1119,22 +1119,28 @@ def class_shares(
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.calibration import class_shares
+    >>> from evergrow.learner.calibration import class_weight_factors
     >>> scores = np.random.default_rng(0).normal(size=90)
     >>> scores[80:] -= 6.0
     >>> codes = np.arange(90) // 10
-    >>> shares = class_shares(scores, codes, np.ones(90))
-    >>> bool(shares[:80].mean() > 0.7), bool(shares[80] < 0.01)
+    >>> factors = class_weight_factors(scores, codes, np.ones(90))
+    >>> bool(factors[:80].mean() > 0.7), bool(factors[80] < 0.01)
     (True, True)
     """
     _, codes = np.unique(codes, return_inverse=True)
     totals = np.bincount(codes, weights)
     means = np.bincount(codes, weights * scores) / totals
+
+    # Variance of a class mean by the scatter within classes.
+    residuals = scores - means[codes]
+    n_free = max(len(codes) - len(totals), 1)
+    variance_within = float((residuals**2).sum()) / n_free
     # Effective number of rows of each class; equal weights give the number itself.
     n_effective = totals**2 / np.bincount(codes, weights**2)
-    n_free = max(len(codes) - len(totals), 1)
-    variance = float(((scores - means[codes]) ** 2).sum()) / n_free
-    noise = max(variance, 1e-12) / n_effective
-    between = max(float(np.var(means) - noise.mean()), 0.0)
-    shrunk = (means - np.median(means)) * between / (between + noise)
-    return np.asarray(np.exp(EASY_CLASS * np.minimum(shrunk, 0.0))[codes])
+    noise = max(variance_within, 1e-12) / n_effective
+
+    variance_between = max(float(np.var(means) - noise.mean()), 0.0)
+    differences = means - np.median(means)
+    shrunk = differences * variance_between / (variance_between + noise)
+    class_factors = np.exp(EASY_CLASS * np.minimum(shrunk, 0.0))
+    return np.asarray(class_factors[codes])

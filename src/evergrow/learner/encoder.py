@@ -129,7 +129,7 @@ class Encoder:
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
-        if is_adaptation_file(self.weights):
+        if self._has_adaptation_file():
             encoder._set_backbone(self._stored_adapted(is_auto), samples.items)
             return encoder
         if not is_auto:
@@ -435,7 +435,11 @@ class Encoder:
 
     def _base_weights(self) -> Any:
         """Return where the original weights are; None is the place in the spec."""
-        return None if is_adaptation_file(self.weights) else self.weights
+        return None if self._has_adaptation_file() else self.weights
+
+    def _has_adaptation_file(self) -> bool:
+        """Return whether ``weights`` names a file with an adapted backbone."""
+        return self.weights is not None and is_adaptation_file(self.weights)
 
 
 def _require_adaptable(backbone: Backbone) -> ImageBackbone:

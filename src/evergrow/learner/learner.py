@@ -36,6 +36,11 @@ from evergrow.learner.encoder import (
     join_features,
 )
 from evergrow.learner.evaluation import Evaluation, evaluate_learner
+from evergrow.learner.explanation import (
+    Explanation,
+    ScoreQuestion,
+    explain_sample,
+)
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
 from evergrow.learner.predictions import Predictions
 from evergrow.learner.snapshot import (
@@ -208,6 +213,15 @@ class Learner(Estimator):
     def head_(self) -> IncrementalClassifier:
         """The classifier on feature vectors. Do not change it."""
         return self._require_fitted().head
+
+    @property
+    def measure_(self) -> str:
+        """What :meth:`predictions` returns per class.
+
+        ``"probability"``; for a single class, which has nothing to compare with,
+        ``"familiarity"``; for methods without probabilities ``"score"``.
+        """
+        return self._require_fitted().measure
 
     @property
     def n_features_in_(self) -> int:
@@ -1063,7 +1077,7 @@ class Learner(Estimator):
         -------
         Predictions
             One row per readable sample. It has scores in place of probabilities if the
-            method has no probabilities.
+            method has no probabilities, and familiarities if the model has one class.
 
         Raises
         ------
@@ -1075,11 +1089,13 @@ class Learner(Estimator):
         if false_alarm is not None:
             threshold = state.threshold(false_alarm)
         features = self.encode(items, on_error=on_error)
-        if hasattr(state.head, "predict_proba"):
-            measure = "probability"
+        measure = state.measure
+        if measure == "probability":
             values = np.asarray(state.head.predict_proba(features.X))
+        elif measure == "familiarity":
+            score = state.head.novelty_score(features.X)
+            values = state.calibration.familiarity(score)[:, None]
         else:
-            measure = "score"
             values = state.head.class_scores(features.X)
         novelty = None
         unknown = None
@@ -1100,6 +1116,55 @@ class Learner(Estimator):
             label_kind=state.label_kind,
             index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
         )
+
+    def explain(
+        self, item: Any, label: Any = None, *, against: Any = None
+    ) -> Explanation:
+        """Return where in an image, or in which words, a class score comes from.
+
+        It takes one pass through the backbone and one backward pass.
+
+        Parameters
+        ----------
+        item : path-like, PIL.Image.Image, ndarray or str
+            One image or text.
+        label : str, int or bool, optional
+            The class to explain. By default the most likely one.
+        against : str, int or bool, optional
+            The class to compare it with: "why `label` and not `against`". By default
+            all other classes.
+
+        Returns
+        -------
+        Explanation
+            With a heatmap of the size of the image, or the words of the text.
+
+        Raises
+        ------
+        LabelError
+            If a class is unknown, or both are the same.
+        UnsupportedError
+            If the model takes feature vectors, knows a single class, or has a backbone
+            or a method without gradients.
+        InputError
+            If `item` is not one sample of the kind that the model takes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Learner
+        >>> from evergrow.features import create_backbone
+        >>> images = np.random.default_rng(0).integers(0, 99, (8, 40, 60, 3), np.uint8)
+        >>> images[4:] += 99
+        >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
+        >>> learner = Learner(backbone, options={"n_units": 20})
+        >>> _ = learner.fit(images, ["dark"] * 4 + ["light"] * 4)
+        >>> explanation = learner.explain(images[7])
+        >>> explanation.label, explanation.score > 0, explanation.heatmap.shape
+        ('light', True, (40, 60))
+        """
+        question = ScoreQuestion(self._require_fitted(), label, against)
+        return explain_sample(self.backbone_(), question, item)
 
     def _encode_chunks(
         self, items: Any, on_error: OnError | None = None

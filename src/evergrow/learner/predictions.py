@@ -22,9 +22,11 @@ class Predictions:
     classes : ndarray of str of shape (C,)
         Class names, the columns of ``values``.
     values : ndarray of shape (n, C)
-        Probabilities, or scores if the method has no probabilities.
-    measure : {"probability", "score"}
-        Whether ``values`` are probabilities or scores.
+        Probabilities, or scores if the method has no probabilities. With a single
+        class, which has nothing to compare with, familiarities: the fraction of known
+        samples that are at least as novel.
+    measure : {"probability", "familiarity", "score"}
+        What ``values`` are.
     rows : ndarray of int of shape (n,)
         Row number of each sample in the data; unreadable samples are missing.
     failures : tuple of (str, str)
@@ -97,9 +99,9 @@ class Predictions:
         Returns
         -------
         DataFrame
-            Columns ``class`` and ``probability`` (or ``score``); with ``top`` also
-            ``class_2``, ``probability_2`` and so on. If novelty was requested, also
-            ``novelty``, ``threshold``, ``unknown``, ``nearest_class`` and
+            Columns ``class`` and ``probability`` (or another ``measure``); with ``top``
+            also ``class_2``, ``probability_2`` and so on. If novelty was requested,
+            also ``novelty``, ``threshold``, ``unknown``, ``nearest_class`` and
             ``nearest_probability``; unknown samples then have a nearest class, but
             neither class nor probability. In pandas the index is that of the data, or
             the row numbers; in polars the column ``row`` has the row numbers.

@@ -580,6 +580,19 @@ class Snapshot:
         labels = np.sort(as_labels(self.classes.tolist(), self.label_kind)).tolist()
         return {label: self.counts[str(label)] for label in labels}
 
+    @property
+    def measure(self) -> str:
+        """Meaning of the values of predictions, as in :class:`Predictions`.
+
+        A model of one class has nothing to compare with, so a probability would always
+        be 1. Its values are familiarities, or scores before it is calibrated.
+        """
+        if not hasattr(self.head, "predict_proba"):
+            return "score"
+        if len(self.classes) > 1:
+            return "probability"
+        return "familiarity" if self.calibration.n else "score"
+
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the novelty score above which a sample is called unknown.
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,9 +35,14 @@ from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.catalog import create_backbone
 from evergrow.features.joined_backbone import JoinedBackbone, split_names
-from evergrow.features.networks import SEPARATOR, catalog_entry
+from evergrow.features.networks import SEPARATOR
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.weights import BackboneInfo, best_backbone, list_backbones
+from evergrow.features.weights import (
+    BackboneInfo,
+    best_backbone,
+    catalog_entry,
+    list_backbones,
+)
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
 from evergrow.serve.config import Limits, ServeConfig
@@ -59,6 +64,8 @@ _MAX_VIEWS = 16
 The level ``best`` has 4 times as many, and the network sees them twice.
 """
 
+
+Result = TypeVar("Result")
 
 # -- threads of torch ------------------------------------------------------------------
 # Every thread that uses torch gets as many worker threads as there are cores. If
@@ -221,12 +228,36 @@ class Batcher:
                 for _ in range(0, len(samples), piece):
                     self._worker.submit(self._work)
             except RuntimeError as error:  # the executor was shut down
-                raise Problem(
-                    503, "the service is shutting down", "ShuttingDown", retry_after=5
-                ) from error
+                raise _shutting_down() from error
             queue.append(waiting)
             self.depth += len(samples)
         return waiting.result
+
+    def call(self, function: Callable[[], Result]) -> Future[Result]:
+        """Queue a function that uses the backbone, and return the future of its result.
+
+        It runs while no batch is encoded, and counts as one sample.
+
+        Raises
+        ------
+        Problem
+            503 if the queue is full or the service is shutting down.
+        """
+
+        def leave(future: Future[Result]) -> None:
+            with self._lock:
+                self.depth -= 1
+
+        with self._lock:
+            if not self.has_room(1):
+                raise _queue_full()
+            try:
+                future = self._worker.submit(function)
+            except RuntimeError as error:  # the executor was shut down
+                raise _shutting_down() from error
+            self.depth += 1
+        future.add_done_callback(leave)  # also if the caller cancelled it
+        return future
 
     def close(self) -> None:
         """Finish all queued requests and end all threads."""
@@ -328,6 +359,10 @@ class Batcher:
         if crew is None:
             return np.concatenate([encode(part) for part in parts])
         return np.concatenate(list(crew.map(encode, parts)))
+
+
+def _shutting_down() -> Problem:
+    return Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5)
 
 
 def _queue_full() -> Problem:

@@ -162,7 +162,7 @@ class PredictionList:
         Name of the model.
     revision : int
         Revision that predicted.
-    measure : {"probability", "score"}
+    measure : {"probability", "familiarity", "score"}
         Meaning of the values of classes.
     threshold : float or None
         Novelty above which a sample is unknown.

@@ -166,7 +166,7 @@ class KeptImages:
             ) from error
 
     def _check_limits(self, n_images: int, n_bytes: int) -> None:
-        """Raise a 413 problem if so many images may not be stored."""
+        """Raise a 413 problem if a number of images or bytes exceeds the limits."""
         limits = self._limits
         if n_images > limits.kept_images or n_bytes > limits.kept_bytes:
             raise Problem(
@@ -177,7 +177,7 @@ class KeptImages:
             )
 
     def find(self, image_id: UUID) -> _StoredImage:
-        """Return an image with its data. Raise a 404 problem if there is none."""
+        """Return an image with its data, or raise a 404 problem."""
         path = self.folder / image_id.hex
         found = self._read(path, with_data=True) if self.on else None
         if found is None or found.is_forgotten:
@@ -189,7 +189,7 @@ class KeptImages:
         return found
 
     def _paths(self) -> list[Path]:
-        """Return all files in the folder; none if it does not exist."""
+        """Return all files in the folder, or an empty list if there is no folder."""
         # Another client may switch storage off at any time.
         with suppress(FileNotFoundError, NotADirectoryError):
             return list(self.folder.iterdir())

@@ -420,7 +420,7 @@ def _is_binary(tensor: InferInput, binary: bytes) -> bool:
 
 
 def _check_count(tensor: InferInput, n: int) -> None:
-    """Raise :class:`InputError` unless a tensor has as many elements as its shape."""
+    """Raise :class:`InputError` if the number of elements contradicts the shape."""
     expected = math.prod(tensor.shape)
     if n != expected:
         raise InputError(
@@ -457,16 +457,14 @@ def output_types(version: Version) -> dict[str, str]:
     Raises :class:`NotFittedError` while the model has no class.
     """
     version.require_ready()
-    measure = "score"
-    if hasattr(version.learner.head_, "predict_proba"):
-        measure = "probability"
+    measure = version.learner.measure_
     types = {"label": "BYTES", "nearest": "BYTES", measure: "FP64"}
     try:
         version.learner.state_.threshold(FALSE_ALARM)
     except (NotFittedError, UnsupportedError):
         return types
     types.update(novelty="FP64", unknown="BOOL")
-    if measure == "probability":
+    if measure != "score":
         types["unsure"] = "BOOL"
     return types
 

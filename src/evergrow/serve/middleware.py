@@ -30,6 +30,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = (
     "/predict",
+    "/explain",
     "/strictness",
     "/evaluate",
     "/setup",

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
+import io
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, Response
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.learner.explanation import (
+    Explanation,
+    ScoreQuestion,
+    explain_image,
+    explain_text,
+)
 from evergrow.learner.learner import Learner
 from evergrow.learner.predictions import Predictions
 from evergrow.serve import schemas
@@ -26,6 +35,9 @@ from evergrow.tools.strictness import (
     expected_rates,
     unsure_predictions,
 )
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_CONFUSION_CLASSES = 500
 """Models with more classes get no confusion matrix."""
@@ -133,6 +145,52 @@ class OpenModel:
         return await asyncio.get_running_loop().run_in_executor(
             self.service.analyses, lambda: function(learner, X, *args, **settings)
         )
+
+    async def explain(
+        self, samples: RequestSamples, why: str | None, against: str | None, side: int
+    ) -> schemas.ExplanationRecord:
+        """Explain the score of one image or text.
+
+        Parameters
+        ----------
+        samples : RequestSamples
+            The sample.
+        why : str or None
+            The class to explain. None is the most likely one.
+        against : str or None
+            The class to compare it with. None is all other classes.
+        side : int
+            Pixels of the longer side of the picture of an image.
+
+        Raises
+        ------
+        InputError
+            If there is not exactly one image or text that the model takes.
+        """
+        self.version.require_ready()
+        learner = self.version.learner
+        if self._features_in(samples) is not None or len(samples) != 1:
+            raise InputError(
+                "one image or text must be given to be explained, got "
+                f"{len(samples)} samples or feature vectors"
+            )
+        await asyncio.to_thread(getattr, learner, "head_")  # loads the head
+        question = ScoreQuestion(learner.state_, why, against)
+        batcher = await self.service.batcher(learner)
+        backbone = batcher.backbone
+        if samples.texts is not None:
+            work = partial(explain_text, backbone, question, samples.texts[0])
+            return _explanation_record(await asyncio.wrap_future(batcher.call(work)))
+        assert samples.images is not None
+        name, data = samples.images[0]
+        with batcher.reserve(1):
+            prepared, size, picture = await self.service.prepare_picture(
+                backbone, name, data, side
+            )
+        shape = (picture.height, picture.width)
+        work = partial(explain_image, backbone, question, prepared, size, shape)
+        found = await asyncio.wrap_future(batcher.call(work))
+        return await asyncio.to_thread(_explanation_record, found, picture)
 
     async def _use_backbone(self, samples: RequestSamples, **settings: Any) -> Any:
         """Decode and queue samples, with the settings of :meth:`Batcher.submit`."""
@@ -265,6 +323,30 @@ def _sample_answer(
         familiarity=familiarity,
         unknown=unknown,
         unsure=unsure,
+    )
+
+
+def _explanation_record(
+    found: Explanation, picture: Image | None = None
+) -> schemas.ExplanationRecord:
+    """Return an explanation as a document, with a PNG over the picture of an image."""
+    png = None
+    words = None
+    if picture is not None:
+        buffer = io.BytesIO()
+        found.overlay(picture).save(buffer, "PNG")
+        png = base64.b64encode(buffer.getvalue()).decode("ascii")
+    if found.words is not None:
+        words = [
+            schemas.WordEvidence(word=word, evidence=value)
+            for word, value in found.words
+        ]
+    return schemas.ExplanationRecord(
+        label=str(found.label),
+        against=None if found.against is None else str(found.against),
+        score=found.score,
+        picture=png,
+        words=words,
     )
 
 

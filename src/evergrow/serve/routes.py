@@ -56,6 +56,7 @@ _MAX_LISTED_CLASSES = 100_000
 """Classes in a response, summed over its samples."""
 
 PREDICT_BODY = SampleBody(schemas.PredictRequest)
+EXPLAIN_BODY = SampleBody(schemas.ExplainRequest)
 EVALUATE_BODY = SampleBody(schemas.EvaluateRequest)
 TEACH_BODY = SampleBody(schemas.TeachRequest)
 UNLEARN_BODY = SampleBody(schemas.UnlearnRequest)
@@ -309,6 +310,15 @@ async def evaluate(
     """Compare predictions with labels: accuracy, confusion, and wrong samples."""
     labels = body.labels().tolist()
     return await evaluation_response(model, body, labels, body.fields.false_alarm)
+
+
+@samples.post("/explain", openapi_extra=EXPLAIN_BODY.describe())
+async def explain(
+    model: ModelDep, body: Annotated[RequestSamples, Depends(EXPLAIN_BODY)]
+) -> schemas.ExplanationRecord:
+    """Return where in one image, or in which words of one text, a score comes from."""
+    fields = body.fields
+    return await model.explain(body, fields.why, fields.against, fields.side)
 
 
 @samples.post("/suggest", openapi_extra=SUGGEST_BODY.describe())

@@ -299,6 +299,20 @@ class PredictRequest(FalseAlarm):
     )
 
 
+class ExplainRequest(RequestModel):
+    """Which score of a sample to explain."""
+
+    why: Omittable[ClassName] = Field(
+        None, description="Class to explain. Default: the most likely one."
+    )
+    against: Omittable[ClassName] = Field(
+        None, description="Class to compare it with. Default: all other classes."
+    )
+    side: Whole = Field(
+        512, ge=16, le=2048, description="Pixels of the longer side of the picture."
+    )
+
+
 class ScoredSample(RequestModel):
     """What predict returned for one sample."""
 
@@ -579,10 +593,35 @@ class PredictionsRecord(BaseModel):
     model: str
     revision: int
     measure: str = Field(
-        description="Meaning of the values in top.", pattern="^(probability|score)$"
+        description="Meaning of the values in top. A model of one class, which has "
+        "nothing to compare with, has familiarities.",
+        pattern="^(probability|familiarity|score)$",
     )
     threshold: float | None
     answers: list[SamplePrediction]
+
+
+class WordEvidence(BaseModel):
+    """A word and its evidence."""
+
+    word: str
+    evidence: float = Field(description="From -1 to 1. Positive speaks for the class.")
+
+
+class ExplanationRecord(BaseModel):
+    """Where a class score of one image or text comes from."""
+
+    label: str = Field(description="The explained class.")
+    against: str | None = Field(
+        description="The class it is compared with. Null: all other classes."
+    )
+    score: float = Field(description="Log-odds; 0 if both sides are equally likely.")
+    picture: str | None = Field(
+        description="PNG of an image with coloured evidence, in base64. Null for texts."
+    )
+    words: list[WordEvidence] | None = Field(
+        description="Words of a text in order. Null for images."
+    )
 
 
 class SuggestionRecord(BaseModel):

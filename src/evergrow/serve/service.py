@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request
@@ -26,6 +26,10 @@ from evergrow.serve.model_store import ModelStore
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.problems import Problem
 from evergrow.serve.sharing import FairExecutor, MemoryBudget
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
 
 Result = TypeVar("Result")
 _MAX_WARM_MODELS = 8
@@ -147,9 +151,7 @@ class Service:
         """
         transform = backbone.transform
         if transform is None:
-            raise InputError(
-                "texts must be given, since the backbone takes texts, got images"
-            )
+            raise _takes_texts()
 
         # One decoder is left to other requests.
         free_decoders = asyncio.Semaphore(max(1, cores() - 1))
@@ -177,6 +179,32 @@ class Service:
             return buffer.getvalue()
 
         return await self._decode(to_jpeg, name, data)
+
+    async def prepare_picture(
+        self, backbone: Backbone, name: str, data: bytes, side: int
+    ) -> tuple[Tensor, tuple[int, int], Image]:
+        """Decode an image, preprocess it and scale it down.
+
+        Returns
+        -------
+        prepared : Tensor
+            The image for the backbone.
+        size : tuple of int
+            Its height and width.
+        picture : PIL.Image.Image
+            The image with at most ``side`` pixels on its longer side.
+        """
+        transform = backbone.transform
+        if transform is None:
+            raise _takes_texts()
+
+        def prepare(image: Image) -> tuple[Tensor, tuple[int, int], Image]:
+            size = (image.height, image.width)
+            prepared: Tensor = transform(image)
+            image.thumbnail((side, side))
+            return prepared, size, image
+
+        return await self._decode(prepare, name, data)
 
     async def without_metadata(self, name: str, data: bytes) -> bytes:
         """Encode the pixels of an image again, lossless and without metadata.
@@ -315,6 +343,10 @@ class Service:
         except Exception as error:
             # The first request to this model reports the error.
             log("not warmed up", model=name or "", problem=type(error).__name__)
+
+
+def _takes_texts() -> InputError:
+    return InputError("texts must be given, since the backbone takes texts, got images")
 
 
 def _blank_sample(backbone: Backbone) -> Prepared:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -319,13 +320,10 @@ def _group_by_content(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[
 
     Rows count through all parts.
     """
-    groups: dict[str, list[int]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     unread: set[int] = set()
-    samples = ((part, row) for part in parts for row in range(len(part)))
-    for number, (part, row) in enumerate(samples):
-        content = None
-        with suppress(ImageError, OSError):
-            content = _content_hash(part, row)
+    contents = chain.from_iterable(map(content_digests, parts))
+    for number, content in enumerate(contents):
         if content is None:
             unread.add(number)
         else:
@@ -333,8 +331,29 @@ def _group_by_content(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[
     return list(groups.values()), unread
 
 
-def _content_hash(samples: Samples, row: int) -> str:
-    """Return a hash of a sample. Texts are compared without case and extra blanks."""
+def content_digests(samples: Samples) -> Iterator[bytes | None]:
+    """Yield a digest of 16 bytes per sample; None for an unreadable one.
+
+    Texts that differ in case and blanks only have the same digest.
+
+    Examples
+    --------
+    >>> from evergrow.data.items import Samples, Texts
+    >>> from evergrow.tools.data_check import content_digests
+    >>> texts = Samples("text", Texts(("Buy  now", "buy now", "see you")))
+    >>> first, second, third = content_digests(texts)
+    >>> first == second, first == third
+    (True, False)
+    """
+    for row in range(len(samples)):
+        content = None
+        with suppress(ImageError, OSError):
+            content = _content_digest(samples, row)
+        yield content
+
+
+def _content_digest(samples: Samples, row: int) -> bytes:
+    """Return a digest of a sample. Texts are compared without case and extra blanks."""
     digest = hashlib.blake2b(digest_size=16)
     if samples.features is not None:
         raw = samples.features[row]
@@ -354,7 +373,7 @@ def _content_hash(samples: Samples, row: int) -> str:
         pixels = np.ascontiguousarray(raw)
         digest.update(f"{pixels.shape}{pixels.dtype}".encode())
         digest.update(pixels.tobytes())
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _features(

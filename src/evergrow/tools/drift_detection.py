@@ -225,14 +225,18 @@ def _p_wrong_predictions(
     """
     from scipy.stats import pearson3
 
-    excess = (np.bincount(codes, probability - is_right) / counts)[tested]
-    variance_per_row = probability * (1.0 - probability)
-    noise = ((np.bincount(codes, variance_per_row) + 0.25) / counts**2)[tested]
+    n_rows = counts[tested]
+    row_variance = probability * (1.0 - probability)
+    row_third_moment = row_variance * (2.0 * probability - 1.0)
+
+    excess = np.bincount(codes, probability - is_right)[tested] / n_rows
+    noise = (np.bincount(codes, row_variance)[tested] + 0.25) / n_rows**2
     variance = _variance_between_classes(excess, noise) + noise
     # The distribution of few errors is skewed.
-    third_moment = np.bincount(codes, variance_per_row * (2.0 * probability - 1.0))
-    skewness = (third_moment / counts**3)[tested] / variance**1.5
-    return np.asarray(pearson3.sf(excess / np.sqrt(variance), skewness))
+    third_moment = np.bincount(codes, row_third_moment)[tested] / n_rows**3
+    skewness = third_moment / variance**1.5
+    z = excess / np.sqrt(variance)
+    return np.asarray(pearson3.sf(z, skewness))
 
 
 def _variance_between_classes(

@@ -145,10 +145,12 @@ def try_levels(
 
 def _seconds_per_sample(backbone: Backbone, items: Items, rows: Any) -> float:
     """Return the seconds for encoding one sample, after a warm-up with two of them."""
+    timed_rows = rows[:_N_TIMED]
     encode(backbone, items.take(rows[:2]), cache=False, on_error="skip")
     started = time.perf_counter()
-    encode(backbone, items.take(rows[:_N_TIMED]), cache=False, on_error="skip")
-    return (time.perf_counter() - started) / min(_N_TIMED, len(rows))
+    encode(backbone, items.take(timed_rows), cache=False, on_error="skip")
+    seconds = time.perf_counter() - started
+    return seconds / len(timed_rows)
 
 
 def _draw_balanced(shuffled: Any, codes: Any, n: int) -> Any:

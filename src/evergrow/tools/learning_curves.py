@@ -256,17 +256,39 @@ def _predicted_gain(
     independent = rng.normal(size=(N_REDRAWS, len(sizes)))
     redrawn = errors + noise * (common + independent) / np.sqrt(2.0)
     misfits, gains = _fit_curves(redrawn, noise, sizes, k)
-    likelihood = np.exp(-0.5 * (misfits**2 - misfits.min(axis=1, keepdims=True) ** 2))
-    cumulative = np.cumsum(likelihood / likelihood.sum(axis=1, keepdims=True), axis=1)
-    exponent = (rng.random((N_REDRAWS, 1)) > cumulative).sum(axis=1)
-    exponent = np.minimum(exponent, len(EXPONENTS) - 1)
-    sampled = gains[np.arange(N_REDRAWS), exponent]
+    exponent = _draw_exponents(misfits, rng)
+    drawn_gains = gains[np.arange(N_REDRAWS), exponent]
     # A measured gain has sampling noise as well.
-    sampled = sampled + rng.normal(size=N_REDRAWS) * np.sqrt(
-        np.maximum(sampled, 0.0) / n
-    )
-    low, high = np.quantile(sampled, [(1.0 - COVERAGE) / 2, (1.0 + COVERAGE) / 2])
-    return float(np.median(sampled)), float(low), float(high)
+    gain_noise = np.sqrt(np.maximum(drawn_gains, 0.0) / n)
+    drawn_gains = drawn_gains + rng.normal(size=N_REDRAWS) * gain_noise
+    tail = (1.0 - COVERAGE) / 2
+    low, high = np.quantile(drawn_gains, [tail, 1.0 - tail])
+    return float(np.median(drawn_gains)), float(low), float(high)
+
+
+def _draw_exponents(
+    misfits: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw the index of an exponent for every redrawn curve, by its likelihood.
+
+    Parameters
+    ----------
+    misfits : ndarray of shape (n_redraws, n_exponents)
+        Weighted residual norms.
+    rng : numpy.random.Generator
+        Source of randomness.
+
+    Returns
+    -------
+    ndarray of int of shape (n_redraws,)
+    """
+    best = misfits.min(axis=1, keepdims=True)
+    likelihood = np.exp(-0.5 * (misfits**2 - best**2))
+    probability = likelihood / likelihood.sum(axis=1, keepdims=True)
+    cumulative = np.cumsum(probability, axis=1)
+    uniform = rng.random((len(misfits), 1))
+    exponent = (uniform > cumulative).sum(axis=1)
+    return np.asarray(np.minimum(exponent, misfits.shape[1] - 1))
 
 
 def _fit_curves(
@@ -288,12 +310,15 @@ def _fit_curves(
     gains = np.empty((len(errors), len(EXPONENTS)))
     # Points near the end of the curve say most about its continuation.
     weights = np.sqrt(sizes / sizes.max()) / noise
-    for column, c in enumerate(EXPONENTS):
-        terms = [np.ones(len(sizes)), sizes.astype(np.float64) ** -c]
-        design = np.stack(terms, axis=1) * weights[:, None]
-        for row in range(len(errors)):
-            (_, slope), misfits[row, column] = nnls(design, errors[row] * weights)
-            gains[row, column] = slope * (k**-c - (k + EXTRA_SAMPLES) ** -c)
+    weighted_errors = errors * weights
+    for column, exponent in enumerate(EXPONENTS):
+        powers = sizes.astype(np.float64) ** -exponent
+        design = np.column_stack([weights, powers * weights])
+        decrease = k**-exponent - (k + EXTRA_SAMPLES) ** -exponent
+        for row, target in enumerate(weighted_errors):
+            coefficients, misfit = nnls(design, target)
+            misfits[row, column] = misfit
+            gains[row, column] = coefficients[1] * decrease
     return misfits, gains
 
 

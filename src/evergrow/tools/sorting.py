@@ -214,7 +214,7 @@ def plan_sort(
         elif found.novelty is not None and found.novelty > doubtful:
             group = UNSURE
             row = replace(row, note="unsure, may be of an unknown class")
-        elif found.probability < limits.probability:
+        elif found.probability is not None and found.probability < limits.probability:
             group = UNSURE
             row = replace(row, note="unsure")
         if file.parent == target / group:
@@ -246,7 +246,7 @@ def _class_folders(
 class _Prediction(NamedTuple):
     file: str
     label: str
-    probability: float
+    probability: float | None
     novelty: float | None
     is_unknown: bool
 
@@ -275,7 +275,9 @@ def _predict_images(
                 continue
         failures |= dict(predictions.failures)
         best = predictions.ranked(1)
-        values = np.take_along_axis(predictions.values, best, axis=1)
+        probabilities: list[float | None] = [None] * len(best)
+        if predictions.measure == "probability":
+            probabilities = predictions.values.max(axis=1).tolist()
         unknown = predictions.unknown
         novelty: list[float | None] = [None] * len(best)
         if unknown is None:
@@ -286,7 +288,7 @@ def _predict_images(
             _Prediction,
             [block[row] for row in predictions.rows.tolist()],
             predictions.classes[best[:, 0]].tolist(),
-            values[:, 0].tolist(),
+            probabilities,
             novelty,
             unknown.tolist(),
         )

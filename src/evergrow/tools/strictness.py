@@ -59,6 +59,11 @@ N_RESAMPLES = 200
 INTERVAL = (5.0, 95.0)
 """Percentiles of an interval."""
 
+PRIOR_CLASSES = 0.1
+"""Weight of a class that looks known, next to the classes that were measured while they
+were unknown. Without it, a model of few classes could promise that no sample of an
+unknown class is accepted."""
+
 MIN_UNKNOWN_CLASSES = 4
 """Classes of unknown rows that an estimate needs."""
 
@@ -90,7 +95,8 @@ def unsure_mask(
 ) -> NDArray[np.bool_]:
     """Return which predictions are outside of the limits.
 
-    Unknown samples are always outside.
+    Unknown samples are always outside. With a single class only the limit of novelty
+    holds.
 
     Parameters
     ----------
@@ -98,8 +104,7 @@ def unsure_mask(
         The held-out rows of the model. Without any, only the limit of probability
         holds.
     predictions : Predictions
-        Predictions of the model, with probabilities. Without novelty, only the limit of
-        probability holds.
+        Predictions of the model. Without novelty, only the limit of probability holds.
     limits : AcceptanceLimits
         The limits.
 
@@ -117,7 +122,9 @@ def unsure_mask(
     >>> mask.shape
     (100,)
     """
-    mask = predictions.values.max(axis=1) < limits.probability
+    mask = np.zeros(len(predictions.values), dtype=bool)
+    if predictions.measure == "probability":
+        mask |= predictions.values.max(axis=1) < limits.probability
     if predictions.novelty is not None and calibration.n:
         # A novelty that is not finite is outside, too.
         mask |= ~(predictions.novelty <= calibration.threshold(limits.false_alarm))
@@ -129,7 +136,7 @@ def unsure_mask(
 def unsure_predictions(
     calibration: Calibration, predictions: Predictions, strangers: str = USUAL
 ) -> NDArray[np.bool_] | None:
-    """Return which predictions are unsure; None for a method without probabilities.
+    """Return which predictions are unsure; None if they have scores only.
 
     Parameters
     ----------
@@ -152,7 +159,7 @@ def unsure_predictions(
     array([ True,  True,  True,  True])
     """
     limits = limits_of(strangers)
-    if predictions.measure != "probability":
+    if predictions.measure == "score":
         return None
     return unsure_mask(calibration, predictions, limits)
 
@@ -208,8 +215,9 @@ def expected_rates(calibration: Calibration, limits: AcceptanceLimits) -> Expect
     if n_classes >= MIN_UNKNOWN_CLASSES:
         accepted = _is_accepted(unknown, threshold, limits)
         measured = float(np.average(accepted, weights=unknown.weights))
-        # One more class, which looks known, stands for the classes not measured.
-        unknown_accepted = (n_classes * measured + 1.0 - not_accepted) / (n_classes + 1)
+        like_known = 1.0 - not_accepted
+        total = n_classes * measured + PRIOR_CLASSES * like_known
+        unknown_accepted = total / (n_classes + PRIOR_CLASSES)
     return ExpectedRates(not_accepted, unknown_accepted)
 
 

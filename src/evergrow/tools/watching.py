@@ -34,7 +34,7 @@ _TICK_MS = 500
 
 
 class _FileState(NamedTuple):
-    """What tells apart the states of a file while it is written."""
+    """Size, modification time and inode of a file. They change while it is written."""
 
     size: int
     modified: int
@@ -42,7 +42,7 @@ class _FileState(NamedTuple):
 
 
 class Arrivals:
-    """Tells files that are complete from those that are still being written.
+    """Detects when files are complete and no longer being written.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.adapt.tiny import patch_tokens
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners import UnsupportedModelError, create_tuner
@@ -16,10 +17,6 @@ def parts(tuner: nn.Module, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
     names = ("down_weight", "down_bias", "up_weight", "up_bias")
     a, b, c, d = (state[f"layers.blocks.{index}.{name}"] for name in names)
     return a, b, c, d
-
-
-def tokens(model, images: Tensor) -> Tensor:
-    return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +33,7 @@ def test_adapter_adds_a_scaled_branch_of_the_stream(
 ) -> None:
     model = make_model(name, **options)
     tuner = shaken(create_tuner("adapter", model, bottleneck=6))
-    x = tokens(model, images)
+    x = patch_tokens(model, images)
     for index, block in enumerate(model.blocks):
         down, down_bias, up, up_bias = parts(tuner, index)
         with tuner.disable():

@@ -81,7 +81,7 @@ def test_train_and_test_folders_are_read(tree: Tree) -> None:
             ("cat", "dog"),
         ),
         ({"train/a": 10, "train/b": 10}, "class-folders", ("a", "b")),
-        ({"bus": 6, "train": 6}, "class-folders", ("bus", "train")),
+        ({"bus": 6, "metro": 6}, "class-folders", ("bus", "metro")),
         ({"Train/a": 5, "VAL/a": 2}, "train-test", ("a",)),
         ({"TRAINING/a": 5, "Validation/a": 2}, "train-test", ("a",)),
         ({"train/a": 5, "valid/a": 2}, "train-test", ("a",)),
@@ -366,7 +366,7 @@ def test_two_training_folders_are_refused(tree: Tree) -> None:
         ),
     ],
 )
-def test_what_is_refused(
+def test_ambiguous_and_incomplete_folders_are_refused(
     folders: dict[str, int], error: type[Exception], match: str, tree: Tree
 ) -> None:
     with pytest.raises(error, match=match):

@@ -225,7 +225,14 @@ XY = ["x", "y"]
             {"text": [["a"]], "label": ["x"]},
             {},
             FileFormatError,
-            "must have a column 'text'",
+            "column 'text' must hold texts, got numbers or other values; name "
+            "another column by text_column",
+        ),
+        (
+            {"text": [3, 4], "label": ["x", "y"]},
+            {},
+            FileFormatError,
+            "column 'text' must hold texts, got numbers or other values",
         ),
         (
             {"text": ["a"], "class_": ["x"]},

@@ -93,7 +93,11 @@ def blobs(
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(n_classes, 5))
     y = np.repeat(np.arange(n_classes, dtype=np.int16), per_class)
-    draw = lambda: (centres[y] + 0.9 * rng.normal(size=(len(y), 5))).astype(np.float16)  # noqa: E731
+
+    def draw() -> np.ndarray:
+        rows = centres[y] + 0.9 * rng.normal(size=(len(y), 5))
+        return rows.astype(np.float16)
+
     return {"X_train": draw(), "y_train": y, "X_test": draw(), "y_test": y}
 
 

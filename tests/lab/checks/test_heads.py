@@ -10,7 +10,7 @@ from evergrow.lab.checks.data import make_check_data
 
 
 @pytest.mark.parametrize("case", list(iter_checks()), ids=str)
-def test_conformance(case: Case) -> None:
+def test_every_head_passes_every_check(case: Case) -> None:
     result = case.run()
     if result.status == "skipped":
         pytest.skip(result.detail)

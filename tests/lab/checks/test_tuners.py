@@ -26,7 +26,7 @@ from evergrow.lab.tuners.lora import LoRATuner
 
 
 @pytest.mark.parametrize("case", list(iter_tuner_checks()), ids=str)
-def test_conformance(case: Case) -> None:
+def test_every_tuner_passes_every_check(case: Case) -> None:
     result = case.run()
     # Every tuner supports the DINOv2 backbone, so none may skip it.
     if result.status == "skipped" and "dinov2" not in str(case):

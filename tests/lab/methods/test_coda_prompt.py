@@ -24,7 +24,7 @@ def learned(sizes: list[int], depth: int = 2, **options: Any) -> CODAPromptClass
         "n_tasks": 3,
         **options,
     }
-    return taught(CODAPromptClassifier(small_backbone(depth=depth), **settings), sizes)  # type: ignore[no-any-return]
+    return taught(CODAPromptClassifier(small_backbone(depth=depth), **settings), sizes)
 
 
 def whole(model: CODAPromptClassifier, part: str) -> Tensor:

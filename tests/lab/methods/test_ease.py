@@ -22,7 +22,7 @@ TASK_OF = [task for task, size in enumerate(SIZES) for _ in range(size)]
 
 def learned(sizes: list[int] = SIZES, **options: Any) -> EASEClassifier:
     settings = {"epochs": 2, "lr": 0.5, "batch_size": 12, "bottleneck": 6, **options}
-    return taught(EASEClassifier(small_backbone(), **settings), sizes)  # type: ignore[no-any-return]
+    return taught(EASEClassifier(small_backbone(), **settings), sizes)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.adapt.tiny import patch_tokens
 
 from evergrow.adapt.tuners import TunerError, UnsupportedModelError, create_tuner
 
@@ -16,10 +17,6 @@ VARIANTS = [
 ]
 
 
-def tokens(model, images):
-    return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
-
-
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 @pytest.mark.parametrize("deep", [True, False])
 def test_prompts_are_appended_and_dropped_in_every_block_or_in_all(
@@ -30,7 +27,7 @@ def test_prompts_are_appended_and_dropped_in_every_block_or_in_all(
     prompts = [
         value.expand(len(images), -1, -1) for value in tuner.state_dict().values()
     ]
-    x = tokens(model, images)
+    x = patch_tokens(model, images)
     last = len(model.blocks) - 1
     with tuner.disable():
         for index, block in enumerate(model.blocks):

@@ -159,7 +159,7 @@ class ScaleShift(nn.Module):
 
     def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
         super().__init__()
-        like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
+        like = next(point.layer.parameters(recurse=False), torch.empty(0))
         self.gamma = drawer.normal((point.width,), like, 1.0, std, point.name, "gamma")
         self.beta = drawer.normal((point.width,), like, 0.0, std, point.name, "beta")
         self.dim = point.dim

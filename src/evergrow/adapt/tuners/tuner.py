@@ -259,7 +259,7 @@ class TransformerBlock:
     def mlp_input(self) -> nn.Linear:
         """First linear layer of the MLP.
 
-        Its width, dtype and device are those of a branch beside the MLP.
+        A branch parallel to the MLP has the same input width, dtype and device.
 
         Raises
         ------

@@ -474,7 +474,7 @@ class DenseMap(FeatureMap):
         H = ACTIVATIONS[self.activation](pre_activations)
         if self.gain == 1.0:
             return H
-        return H.mul_(self.gain)
+        return H * self.gain if Z.requires_grad else H.mul_(self.gain)
 
 
 def link_only(Z: Tensor) -> FeatureMap:

@@ -143,6 +143,8 @@ class FourierMap(FeatureMap):
 
         Works in chunks, so that only the result has the size n L.
         """
+        if Z.requires_grad:
+            return self._differentiable_hidden(Z)
         phases = self.drawn(Z.device, Z.dtype)[1]
         out = Z.new_empty(len(Z), self.width)
         # A CPU core works on one block at a time to stay in its cache. On a GPU every
@@ -163,6 +165,20 @@ class FourierMap(FeatureMap):
                 torch.add(phases[units], rotated.T, alpha=scale, out=H[:, units])
             H.cos_().mul_(self.gain)
         return out
+
+    def _differentiable_hidden(self, Z: Tensor) -> Tensor:
+        """Return :meth:`hidden` without writing in place, so that it has a gradient."""
+        signs, phases = self.drawn(Z.device, Z.dtype)
+        first, second = self.factors(Z.device, Z.dtype)
+        missing = self.order - self.features
+        rotated = torch.nn.functional.pad(Z, (0, missing)).unsqueeze(1)
+        for sign in signs:
+            flipped = (rotated * sign).unflatten(2, (len(second), len(first)))
+            product = (flipped @ first).transpose(2, 3) @ second
+            rotated = product.flatten(2)
+        scale = self.bandwidth / self.order
+        pre_activations = scale * rotated.flatten(1)[:, : self.width] + phases
+        return self.gain * pre_activations.cos()
 
     def rotate(self, Z: Tensor, n_together: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``u = H D_3 H D_2 H D_1 z`` for one group of blocks after the other.

@@ -564,10 +564,12 @@ class Residual:
             return
         self._factor = torch.cat([self._factor, half.T], dim=1)
         # Compress after eight blocks, and later whenever F is half as wide again.
-        if self._factor.shape[1] >= self._rank + max(8 * len(half), self._rank // 2):
+        n_more = max(8 * len(half), self._rank // 2)
+        if self._factor.shape[1] >= self._rank + n_more:
             values, vectors = symmetric_eigh(self._factor.T @ self._factor)
-            self._factor = self._factor @ vectors[:, values > COMPRESSION_TOL]
-            self._rank = self._factor.shape[1]
+            kept = vectors[:, values > COMPRESSION_TOL]
+            self._factor = self._factor @ kept
+            self._rank = kept.shape[1]
 
 
 def choose_residual_form(Z: Tensor, n_units: int, scale: float) -> str:

@@ -574,15 +574,19 @@ def _entries_of(classes: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     -------
     entries : Tensor of shape (e,)
         Indices of `classes`.
-    places : Tensor of shape (e,)
+    wanted_index : Tensor of shape (e,)
         Index of `wanted` for each entry.
     """
     starts = torch.searchsorted(classes, wanted)
-    lengths = torch.searchsorted(classes, wanted, right=True) - starts
-    places = torch.arange(len(wanted), device=wanted.device).repeat_interleave(lengths)
-    first_entries = (lengths.cumsum(0) - lengths)[places]
-    offsets = torch.arange(len(places), device=wanted.device) - first_entries
-    return starts[places] + offsets, places
+    ends = torch.searchsorted(classes, wanted, right=True)
+    lengths = ends - starts
+    indices = torch.arange(len(wanted), device=wanted.device)
+    wanted_index = indices.repeat_interleave(lengths)
+    # Number of each entry among those of its class.
+    first_entries = lengths.cumsum(0) - lengths
+    numbers = torch.arange(len(wanted_index), device=wanted.device)
+    numbers = numbers - first_entries[wanted_index]
+    return starts[wanted_index] + numbers, wanted_index
 
 
 def _replace_rows(
@@ -591,7 +595,7 @@ def _replace_rows(
     is_changed: Tensor,
     new: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return rows with those of changed classes replaced, in the order of classes.
+    """Replace the rows of changed classes, and keep rows sorted by class.
 
     Parameters
     ----------

@@ -264,17 +264,21 @@ class ShapeScores:
         k = self.shapes.directions
         with_scatter = torch.nonzero(self.counts > 1).ravel()
         strengths = self.counts.new_tensor(_STRENGTHS)[:, None]
-        prior = strengths + k + 1.0
+        log_strengths = strengths.log()
+        prior = strengths + k + 1.0  # p, one row per candidate
         # Many classes have equal counts: compute each gamma function once.
         freedom, times = torch.unique(self._freedom[with_scatter], return_counts=True)
-        gammas = torch.mvlgamma((prior + freedom) / 2, k) - torch.mvlgamma(prior / 2, k)
-        total = (gammas + prior / 2 * k * strengths.log()) @ times.to(gammas)
+        log_gammas = torch.mvlgamma((prior + freedom) / 2, k)
+        constants = log_gammas - torch.mvlgamma(prior / 2, k)
+        constants = constants + prior / 2 * k * log_strengths
+        total = constants @ times.to(constants)
         for classes, scatters, is_full in self._whitened_scatters(with_scatter):
             matrices = scatters if is_full else scatters @ scatters.mT
-            n_zeros = k - matrices.shape[1]  # eigenvalues of B^T B beyond B B^T
             log_dets = _log_dets(matrices, strengths[:, 0])
-            log_dets = log_dets + n_zeros * strengths.log()
-            total -= ((prior + self._freedom[classes]) / 2 * log_dets).sum(dim=1)
+            n_zeros = k - matrices.shape[1]  # eigenvalues of B^T B beyond B B^T
+            log_dets = log_dets + n_zeros * log_strengths
+            factors = (prior + self._freedom[classes]) / 2
+            total -= (factors * log_dets).sum(dim=1)
         return _STRENGTHS[int(total.argmax())]
 
     def _compute_terms(self, classes: Tensor) -> None:
@@ -357,13 +361,17 @@ class _Terms:
     def values(self, group: _Roots, classes: Tensor, deviations: Tensor) -> Tensor:
         """Return the terms (c, m) of deviations (c, m, k) from classes (c,)."""
         roots = group.roots[group.places[classes]]
-        squares = (deviations @ roots.mT).square().sum(dim=2)
-        lengths = deviations.square().sum(dim=2) * self.lengths[classes][:, None]
-        return group.sign * squares + lengths + self.constants[classes][:, None]
+        projected = deviations @ roots.mT
+        squares = group.sign * projected.square().sum(dim=2)
+        lengths = deviations.square().sum(dim=2)
+        factors = self.lengths[classes][:, None]
+        return squares + lengths * factors + self.constants[classes][:, None]
 
     def matrix(self, code: int) -> Tensor:
         """Return the quadratic form of a class as a matrix (k, k)."""
-        group = self.groups[0] if bool(self.groups[0].has[code]) else self.groups[1]
+        group = self.groups[0]
+        if not bool(group.has[code]):
+            group = self.groups[1]
         root = group.roots[int(group.places[code])]
         matrix = group.sign * root.T @ root
         matrix.diagonal().add_(self.lengths[code])

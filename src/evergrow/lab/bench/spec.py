@@ -370,7 +370,7 @@ class _Reader:
 
 
 def _check_method(name: str, options: dict[str, Any]) -> None:
-    create_method(name, **options)._check_params()
+    create_method(name, **options).check_params()
 
 
 def _distinct_labels(methods: list[MethodEntry]) -> list[MethodEntry]:

@@ -121,7 +121,7 @@ class RandomLayerRidge(IncrementalClassifier):
         weights = self._solved().weights
         out = Z.new_empty(Z.shape[0], weights.shape[1])
         for rows, H in self._model.activations(Z):
-            torch.mm(H, weights, out=out[rows])
+            out[rows] = H @ weights
         return out
 
     def _solve_order(self) -> float:

@@ -176,7 +176,7 @@ class FsaClassifier(ImageClassifier):
             check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
         EncodeConfig(cache=self.cache, progress=self.progress)  # raises if invalid
-        self._new_head(0, "cpu")._check_params()
+        self._new_head(0, "cpu").check_params()
 
     def _new_head(
         self, seed: int, device: str, widths: tuple[int, ...] = ()

@@ -99,6 +99,13 @@ class ImageClassifier(Estimator, ABC):
     def _check_params(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
 
+    def check_params(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid.
+
+        Parameters are checked when something is learned; this checks them earlier.
+        """
+        self._check_params()
+
     @abstractmethod
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
         """Learn a task and return its cost; on failure, change nothing."""

@@ -129,7 +129,7 @@ export function openMenu(button, entries) {
     button.setAttribute("aria-expanded", String(event.newState === "open"));
     if (event.newState === "closed") setTimeout(() => fill(menu) && menu.remove(), 0);
   });
-  document.body.append(menu);
+  button.closest("main").append(menu);
   menu.showPopover();
   const box = button.getBoundingClientRect();
   menu.style.top = `${Math.min(box.bottom + 6, innerHeight - menu.offsetHeight - 8)}px`;

@@ -157,7 +157,9 @@ async function labelled(model, images, label) {
     ]);
     return answer && (answer === "class" ? byFolder(inner) : { named: [], loose: images });
   }
-  if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder(inner);
+  if (images.every((image) => outer.get(image) === inner.get(image))) {
+    return withoutParts(model, byFolder(inner));
+  }
   const question = "Which folders name what the images show?";
   const answer = await askOne("Folders inside folders", question, levelsOf(namesIn(outer), folders), {
     picture: folderTree(images),
@@ -186,7 +188,27 @@ function levelsOf(outer, inner) {
   return outer.every((name) => PARTS.test(name)) ? options.reverse() : options;
 }
 
-const PARTS = /^(train|test|val)(ing|id|idation)?$/i; // folders that are parts of a data set and not classes
+const PARTS = /^(train(ing)?|test(ing)?|val(id(ation)?)?)$/i; // usual names of parts of a data set, not of classes
+
+/** Ask about folders named like a part of a data set. Return { named, loose }, null if cancelled. */
+async function withoutParts(model, { named, loose }) {
+  const known = new Set(model.classes.map((one) => one.name));
+  const parts = [...new Set(named.map(({ label }) => label))].filter((name) => PARTS.test(name) && !known.has(name));
+  if (!parts.length) return { named, loose };
+  const quoted = parts.map((name) => `“${name}”`).join(" and ");
+  const question = `${quoted} ${parts.length > 1 ? "are usual names" : "is a usual name"} of a part of a data set`;
+  const answer = await askOne("Not a class?", question, [
+    ["review", "Its images show different things: I label them under Review"],
+    ["class", "It is a class: teach it"],
+  ]);
+  if (answer !== "review") return answer && { named, loose };
+  const isPart = ({ label }) => parts.includes(label);
+  return {
+    named: named.filter((one) => !isPart(one)),
+    loose: [...loose, ...named.filter(isPart).map(({ image }) => image)],
+  };
+}
+
 const namesIn = (names) => [...new Set(names.values())].filter(Boolean);
 
 /**

@@ -211,7 +211,7 @@ export class LiveView {
     const details = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
       : make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure)));
     const reason = unknown ? "" : whyUnsure(answer, measure);
-    const rough = !unknown && this.caution(answer.top);
+    const rough = !unknown && (measure === "probability" ? this.caution(answer.top) : aboutOneClass(measure));
     fill(this.answer, title, reason && make("p.soft", {}, reason), details, rough && make("p.hint", {}, rough),
       novelty(answer.novelty, threshold));
     this.naming.hidden = this.model.readOnly;
@@ -288,13 +288,17 @@ function whyUnsure(answer, measure) {
     ? "Unsure: it is less familiar than most of what was taught." : "Unsure: no class is likely enough.";
 }
 
+/** Return what the percentage of a model of one class means; "" for other models. */
+const aboutOneClass = (measure) => (measure === "familiarity"
+  ? "With one class there is nothing to compare with: the percentage says how familiar this looks." : "");
+
 /** Return the two most likely classes in words. */
 const likeliest = (top) => top.slice(0, 2).map((one) => one.class).join(", then ");
 
-/** Return a class with a bar for its probability, or for its rank if there are no probabilities. */
+/** Return a class with a bar for its probability or familiarity, or else for its rank. */
 function bar(one, rank, measure) {
-  const share = measure === "probability" ? one.value : 1 / (rank + 1);
-  const words = measure === "probability" ? `${Math.round(100 * one.value)} %` : one.value.toFixed(2);
+  const share = measure === "score" ? 1 / (rank + 1) : one.value;
+  const words = measure === "score" ? one.value.toFixed(2) : `${Math.round(100 * one.value)} %`;
   const fillBar = make("span.fill");
   fillBar.style.width = `${Math.max(0.5, 100 * share)}%`;
   return make(rank === 0 ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),

@@ -4,6 +4,7 @@ import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js
 import { meantName } from "./dialogs.js";
 import { clearDraft, keepDraft } from "./drafts.js";
 import { toReview } from "./importing.js";
+import { isExplainable, whyButtons } from "./evidence.js";
 import { chooser, fromTransfer, IMAGES_AND_ZIPS, imagesIn } from "./inputs.js";
 import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./imagestore.js";
@@ -146,13 +147,23 @@ export class QueueView {
       return;
     }
     fill(this.desk, make("p.soft", {}, `${countOf(kind, order.length)} to label`), make("div.judge", {},
-      make("figure", {}, looks(this.current, "To be labelled"), make("figcaption", {}, this.verdict())),
+      this.figure(),
       make("div.answers", {}, this.typing(), this.buttons = this.labelButtons(),
         make("div.actions", {}, action(() => this.skip(), make("kbd", {}, "S"), "Skip"),
           action(() => this.discard(), make("kbd", {}, "X"), "Discard")))),
     order.length > 1 && make("ul.thumbs", { aria: { label: "Next" } },
       order.slice(1, 13).map((sample) => thumb(sample, "in the queue"))), this.allAtOnce(order));
     if (within) this.desk.querySelector(within)?.focus();
+  }
+
+  /** Return the current sample with its prediction, and buttons that show where it comes from. */
+  figure() {
+    const place = make("div", {}, looks(this.current, "To be labelled"));
+    const answer = this.answers.get(this.current.id);
+    const content = this.current;
+    const names = (answer?.top ?? []).map((one) => one.class);
+    return make("figure", {}, place, make("figcaption", {}, this.verdict()),
+      names.length > 1 && isExplainable(this.model) && whyButtons(this.model, place, async () => content, names));
   }
 
   /** Number of classes with samples. */

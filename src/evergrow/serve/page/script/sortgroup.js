@@ -2,7 +2,9 @@
 
 import { fill, make } from "./dom.js";
 import { openWindow } from "./dialogs.js";
+import { isExplainable, whyButtons } from "./evidence.js";
 import { lazyImage, watchAgain } from "./lazy.js";
+import { contentOf } from "./reading.js";
 import { answerOf, classOfGroup } from "./sorting.js";
 
 const SHOWN = 60; // images before "show more"
@@ -72,7 +74,7 @@ export class SortGroup {
       const tile = make("li.tile-image", {
         role: "option", draggable: true, tabIndex: -1, title: item.image.name, aria: { selected: false },
         on: {
-          click: (event) => this.click(event, item), dblclick: () => openLarge(item),
+          click: (event) => this.click(event, item), dblclick: () => openLarge(this.view.model, item),
           dragstart: (event) => this.drag(event, item),
         },
       }, lazyImage(item.image, ""), make("span"));
@@ -143,7 +145,7 @@ export class SortGroup {
       this.view.toggle(this.items[at]);
     } else if (event.key === "Enter") {
       event.preventDefault(); // otherwise the same key press would close the window
-      openLarge(this.items[at]);
+      openLarge(this.view.model, this.items[at]);
     }
   }
 
@@ -161,8 +163,12 @@ export class SortGroup {
   }
 }
 
-/** Show an image in a window. */
-function openLarge(item) {
+/** Show an image in a window, with buttons that show where its prediction comes from. */
+function openLarge(model, item) {
   const name = item.image.name.split("/").pop();
-  openWindow(name, [make("div.large-image", {}, lazyImage(item.image, name, 1024))], { wide: true });
+  const place = make("div.large-image", {}, lazyImage(item.image, name, 1024));
+  const isAnswered = item.label && model.classes.some((one) => one.name === item.label);
+  const why = isAnswered && isExplainable(model)
+    && whyButtons(model, place, () => contentOf(item.image), [item.label]);
+  openWindow(name, [place, why], { wide: true });
 }

@@ -122,7 +122,7 @@ export async function costOf(model, limits, predictions = []) {
   const step = Math.max(1, predictions.length / MOST_SENT);
   const some = predictions.filter((_, i) => Math.floor(i / step) !== Math.floor((i - 1) / step));
   const samples = some.map(({ novelty, value }) => ({
-    novelty: Number(novelty.toPrecision(6)), probability: Math.min(1, Number(value.toFixed(4))),
+    novelty: Number(novelty.toPrecision(6)), probability: Math.min(1, Number((value ?? 1).toFixed(4))),
   }));
   const cost = await ask(`${model.path}/strictness`, {
     json: { false_alarm: limits.falseAlarm / 100, probability: limits.probability / 100, samples },
