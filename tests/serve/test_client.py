@@ -133,6 +133,26 @@ def test_unlearned_samples_are_gone(taught: Client) -> None:
         taught.unlearn("m", "a", rows=rows(0, 2, seed=9))
 
 
+def test_wrong_labels_are_found_and_moved(taught: Client) -> None:
+    wrong = rows(0, 1, seed=8)
+    taught.teach("m", "b", rows=wrong)
+    X = [*rows(0, 8), *rows(1, 8), *wrong]
+    labels = ["a"] * 8 + ["b"] * 9
+    for learned in (None, True):
+        worst = taught.suspects("m", labels, rows=X, learned=learned, n=3)[0]
+        assert (worst.sample, worst.label, worst.suggestion) == (16, "b", "a")
+    question = rows(0, 1, seed=9)
+    blamed = taught.blame("m", ["a", *labels], rows=[*question, *X], explain="b", n=4)
+    assert blamed[0].sample == 17
+    assert blamed[0].label == "b"
+    assert len(blamed) == 4
+    moved = taught.relabel("m", "b", "a", rows=wrong, note="was wrong")
+    assert moved.revision == taught.model("m").revision
+    assert taught.model("m").classes == {"a": 9, "b": 8, "c": 8}
+    with pytest.raises(RejectedError, match="owl"):
+        taught.suspects("m", "owl", rows=X)
+
+
 def test_requests_with_the_same_key_count_once(taught: Client) -> None:
     first = taught.teach("m", "d", rows=rows(3, 2), key="batch 7")
     again = taught.teach("m", "d", rows=rows(3, 2), key="batch 7")

@@ -183,6 +183,56 @@ class PredictionList:
 
 
 @dataclass(frozen=True)
+class SuspectSample:
+    """A sample whose label may be wrong.
+
+    Parameters
+    ----------
+    sample : int
+        Index of the sample.
+    label : str
+        Its label.
+    suggestion : str
+        The most likely other class.
+    score : float
+        Probability of the suggestion, if it is either this or the label.
+    likely : bool
+        Whether the label is likely wrong.
+    """
+
+    sample: int
+    label: str
+    suggestion: str
+    score: float
+    likely: bool
+
+
+@dataclass(frozen=True)
+class AnswerSupport:
+    """A learned sample, and the answer without it.
+
+    Parameters
+    ----------
+    sample : int
+        Index of the sample.
+    label : str
+        Its label.
+    effect : float
+        How far the log-odds of the answer fall without the sample.
+    probability : float
+        Probability of the answer without the sample.
+    answer : str
+        The most likely class without the sample.
+    """
+
+    sample: int
+    label: str
+    effect: float
+    probability: float
+    answer: str
+
+
+@dataclass(frozen=True)
 class HistoryEntry:
     """One change of a model.
 
@@ -611,6 +661,107 @@ class Client:
         fields = {**_labels(labels), "note": note, "for_good": for_good}
         sent = _samples(images, texts, rows, fields)
         return self._change(name, "unlearn", key, **sent)
+
+    def relabel(
+        self,
+        name: str,
+        source: str,
+        target: str,
+        *,
+        images: Sequence[Image] | None = None,
+        texts: Sequence[str] | None = None,
+        rows: ArrayLike | None = None,
+        note: str = "",
+        key: str | None = None,
+    ) -> ChangeResult:
+        """Move samples to another class, as if they had been taught so.
+
+        Give the same samples as to :meth:`teach`.
+
+        Parameters
+        ----------
+        name, images, texts, rows, note, key
+            As for :meth:`teach`.
+        source : str
+            The class that the samples were taught as.
+        target : str
+            The class to move them to; it may be new.
+
+        Raises
+        ------
+        RejectedError
+            If the model never learned these samples as `source`.
+        """
+        options = {"source": source, "target": target, "note": note}
+        sent = _samples(images, texts, rows, options)
+        return self._change(name, "relabel", key, **sent)
+
+    # -- labelled samples --------------------------------------------------------------
+
+    def suspects(
+        self,
+        name: str,
+        labels: str | Sequence[str],
+        *,
+        images: Sequence[Image] | None = None,
+        texts: Sequence[str] | None = None,
+        rows: ArrayLike | None = None,
+        learned: bool | None = None,
+        n: int = 100,
+    ) -> tuple[SuspectSample, ...]:
+        """Return labelled samples, the most likely mislabelled ones first.
+
+        Parameters
+        ----------
+        name, labels, images, texts, rows
+            As for :meth:`teach`.
+        learned : bool, optional
+            Whether the model has learned the samples. By default the service finds
+            out.
+        n : int, default=100
+            Number of samples to return.
+        """
+        fields = {**_labels(labels), "n": n}
+        if learned is not None:
+            fields["learned"] = learned
+        sent = _samples(images, texts, rows, fields)
+        document = self._json("POST", _path(name, "suspects"), **sent)
+        found = _member(document, "suspects")
+        return tuple(_record(SuspectSample, entry) for entry in found)
+
+    def blame(
+        self,
+        name: str,
+        labels: str | Sequence[str],
+        *,
+        images: Sequence[Image] | None = None,
+        texts: Sequence[str] | None = None,
+        rows: ArrayLike | None = None,
+        question: int = 0,
+        explain: str | None = None,
+        n: int = 20,
+    ) -> tuple[AnswerSupport, ...]:
+        """Return the learned samples that an answer depends on most.
+
+        Parameters
+        ----------
+        name, labels, images, texts, rows
+            As for :meth:`teach`: learned samples with their labels, and among them the
+            sample in question with any label.
+        question : int, default=0
+            Index of the sample in question.
+        explain : str, optional
+            Class to explain. By default the most likely one.
+        n : int, default=20
+            Number of samples to return.
+        """
+        fields = {**_labels(labels), "question": question, "n": n}
+        if explain is not None:
+            fields["explain"] = explain
+        sent = _samples(images, texts, rows, fields)
+        document = self._json("POST", _path(name, "blame"), **sent)
+        found = _member(document, "samples")
+        return tuple(_record(AnswerSupport, entry) for entry in found)
 
     # -- changes without samples -------------------------------------------------------
 
