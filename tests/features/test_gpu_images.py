@@ -114,13 +114,13 @@ def test_all_calls_start_networks_in_one_thread() -> None:
         begun.clear()
         batches = (LoadedBatch(np.arange(1), number, []) for number in range(9))
         assert (
-            [features for _, features in encoding._encoded(batches, runner, 9)]
+            [features for _, features in encoding._encoded_batches(batches, runner, 9)]
             == begun
             == list(range(9))
         )
     assert set(threads) == {threads[0]} - {threading.current_thread()}
     batches = (LoadedBatch(np.arange(1), number, []) for number in range(9))
-    some = encoding._encoded(batches, runner, 9)
+    some = encoding._encoded_batches(batches, runner, 9)
     begun.clear()
     next(some)
     some.close()

@@ -384,26 +384,29 @@ def _class_folders(walk: Walk, part: str) -> list[str]:
 
 
 def _nesting_cautions(tree: Tree, folders: list[str]) -> list[str]:
-    """Return a caution if class folders have subfolders of the same names.
+    """Return a caution if the subfolders of the class folders may be the classes.
 
-    Those may be the classes then. At least half of the names must repeat.
+    They may be if at least half of their names occur in more than one class folder.
+    The list is empty otherwise.
     """
-    inner = Counter(
+    folders_per_name = Counter(
         name
         for folder in folders
         for name, kind in tree.entries(folder)
         if kind == "folder"
     )
     repeated = sorted(
-        name for name, count in inner.items() if count > 1 and not is_hidden(name)
+        name
+        for name, n_folders in folders_per_name.items()
+        if n_folders > 1 and not is_hidden(name)
     )
-    if not repeated or 2 * len(repeated) < len(inner):
+    if not repeated or 2 * len(repeated) < len(folders_per_name):
         return []
-    outer = quote_names(map(posixpath.basename, folders))
+    class_names = quote_names(map(posixpath.basename, folders))
     return [
-        f"subfolders of the same names ({quote_names(repeated)}) repeat in {outer}, "
-        "which were taken as the classes; if the inner folders are the classes, move "
-        "them up or list their images in a table"
+        f"subfolders of the same names ({quote_names(repeated)}) repeat in "
+        f"{class_names}, which were taken as the classes; if the inner folders are "
+        "the classes, move them up or list their images in a table"
     ]
 
 

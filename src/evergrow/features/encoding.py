@@ -678,7 +678,7 @@ class _Encoding:
         n_batches = sum(map(len, batches_per_chunk))
         with (
             self._batches(chunks, backbone) as batches,
-            closing(_encoded(batches, runner, n_batches)) as encoded,
+            closing(_encoded_batches(batches, runner, n_batches)) as encoded,
         ):
             for rows, parts in zip(chunks, batches_per_chunk, strict=True):
                 yield self._collect(rows, islice(encoded, len(parts)), recipe, runner)
@@ -830,32 +830,36 @@ def _store_if_final(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
     return True
 
 
-def _encoded(
+def _encoded_batches(
     batches: Iterator[LoadedBatch], runner: Runner, n_batches: int
 ) -> Generator[tuple[LoadedBatch, NDArray[np.float32]], None, None]:
     """Yield every batch with its features, in order.
 
-    A GPU is given some batches in advance. A CPU runs several batches of images at
-    once, each on its own threads: the threads of one batch wait for each other after
-    every operation, which takes ten times as long if other programs use the cores.
+    On a GPU, a few batches are queued in advance. On a CPU, several batches of images
+    run at once, each on a fraction of the threads. If all threads shared one batch,
+    they would wait for each other after every operation: ten times as long if other
+    programs use the cores.
     """
     device = runner.backbone.device
-    calls = (partial(_start, runner, batch) for batch in batches)
+    start_calls = (partial(_start, runner, batch) for batch in batches)
     with ExitStack() as stack:
         n_at_once = min(torch.get_num_threads(), n_batches, _CPU_BATCHES)
         if device.type == "cuda":
-            started = run_ahead(calls, _GPU_BATCHES_AHEAD, _network_thread(device))
+            started = run_ahead(
+                start_calls, _GPU_BATCHES_AHEAD, _network_thread(device)
+            )
         elif n_at_once > 1 and runner.backbone.is_thread_safe:
             n_threads = torch.get_num_threads() // n_at_once
             pool = ThreadPoolExecutor(
                 n_at_once, "evergrow-network", limit_threads, (n_threads,)
             )
-            started = run_ahead(calls, n_at_once, stack.enter_context(pool))
+            started = run_ahead(start_calls, n_at_once, stack.enter_context(pool))
         else:
-            started = (call() for call in calls)
+            started = (start() for start in start_calls)
+        # Entered after the pool, so waiting batches are cancelled before it shuts down.
         stack.enter_context(closing(started))
-        for loaded, fetch in started:
-            yield loaded, fetch()
+        for batch, wait_for_features in started:
+            yield batch, wait_for_features()
 
 
 def _start(

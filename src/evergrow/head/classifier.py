@@ -620,7 +620,7 @@ class Classifier(IncrementalClassifier):
     def held_out_scores(
         self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
     ) -> HeldOutScores:
-        """Score learned rows as if their fold had not been learned.
+        """Score learned rows as if all rows of their fold had not been learned.
 
         Parameters
         ----------
@@ -636,7 +636,9 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         HeldOutScores
-            Terms of novelty and log losses of each row.
+            Per row the terms from which a novelty score is computed (see
+            :meth:`calibrate`), and the log losses at several temperatures of the
+            softmax.
 
         Raises
         ------
@@ -645,8 +647,8 @@ class Classifier(IncrementalClassifier):
         UnlearnError
             If a fold contains all learned rows of a class.
         """
-        rows = self._learned_rows(X, y, folds, sample_weight)
-        return self._state.solved.held_out_scores(*rows)
+        Z, codes, fold_codes, weights = self._learned_rows(X, y, folds, sample_weight)
+        return self._state.solved.held_out_scores(Z, codes, fold_codes, weights)
 
     @_with_threads_for_rows
     def scores_as_new_class(
@@ -685,8 +687,8 @@ class Classifier(IncrementalClassifier):
         >>> bool(terms[:, 0].mean() > model.expected_terms()[:, 0].mean())
         True
         """
-        rows = self._learned_rows(X, y, folds, sample_weight)
-        return self._state.solved.scores_as_new_class(*rows)
+        Z, codes, fold_codes, weights = self._learned_rows(X, y, folds, sample_weight)
+        return self._state.solved.scores_as_new_class(Z, codes, fold_codes, weights)
 
     @_with_threads_for_rows
     def scores_without_one(

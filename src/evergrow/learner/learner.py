@@ -1136,9 +1136,9 @@ class Learner(Estimator):
     ) -> PredictionSets:
         """Return the classes that each sample may belong to.
 
-        Of new samples of the learned classes, the stated fraction has its true class in
-        its set. This holds if they resemble the learned ones. The set of a sample that
-        looks unknown is empty.
+        For a fraction `coverage` of new samples, the set has the true class. This holds
+        if they belong to learned classes and resemble the learned samples. The set of a
+        sample that looks unknown is empty.
 
         Parameters
         ----------
@@ -1148,12 +1148,14 @@ class Learner(Estimator):
             Fraction of samples whose set has their class, between 0 and 1.
         per_class : bool, default=False
             Whether the coverage holds for the samples of each class. A class needs 19
-            held-out samples for a coverage of 0.95, and 99 for 0.99.
+            held-out samples for a coverage of 0.95, and 99 for 0.99. Classes with fewer
+            share the limits of all samples.
         false_alarm : float, optional
             Fraction of known samples that may be called unknown, as for
             :meth:`is_unknown`. The coverage then holds for the samples that are not
-            called unknown. By default, the coverage decides: samples called unknown
-            count as misses, and a tenth of all misses is spent on them.
+            called unknown. By default, it follows from the coverage: known samples
+            that are called unknown count as misses, and may be a tenth of the allowed
+            misses. They may be more if one class per set already gives the coverage.
         on_error : {"raise", "skip"}, optional
             As for :meth:`predictions`.
 
@@ -1202,6 +1204,7 @@ class Learner(Estimator):
         )
         if limits.is_trivial:
             warnings.warn(limits.note, FewSamplesWarning, stacklevel=2)
+        # Any rate adds the novelty. Which samples are unknown follows from `limits`.
         found = self.predictions(items, false_alarm=FALSE_ALARM, on_error=on_error)
         return prediction_sets(found, limits)
 

@@ -290,9 +290,10 @@ class ServedModel:
             self._lock.release()
 
     def _refresh(self) -> Version:
-        """Read the file unless its version is loaded, and return the version.
+        """Return the version in the file. Load it if the loaded one is another.
 
-        The caller holds the lock.
+        The caller holds `_lock`. Raises :class:`ModelNotFoundError` if the file is
+        gone, and drops the loaded version then.
         """
         signature = file_signature(self.path)
         # After a deletion, a file of the same name is another model.
@@ -302,7 +303,7 @@ class ServedModel:
         if self._version is None or self._version.signature != signature:
             learner = modelfile.open_model(self.path, **self._settings)
             self._version = Version(learner, signature)
-            release_memory()
+            release_memory()  # of the replaced version, if any
         return self._version
 
     @property
@@ -717,7 +718,8 @@ class ModelStore:
         name : str
             Name of the model.
         file : Path
-            The file, below the folder of the models.
+            The file, below the folder of the models. The model is a hard link to it,
+            so the caller can remove it.
         check : callable
             Raises :class:`FileFormatError` if the model must not be served.
 
@@ -725,7 +727,7 @@ class ModelStore:
         ------
         Problem
             422 if the file is not a valid model or the check fails, 409 if the name is
-            taken. Nothing is left behind.
+            taken. There is no new model then.
         ModelWriteError
             If the model cannot be written.
         """
@@ -735,6 +737,7 @@ class ModelStore:
                 path = self._claim(name)
                 os.link(file, path)  # unlike a rename, fails if the path exists
         except errors.FileFormatError as error:
+            # Clients must not see paths of this machine.
             message = str(error).replace(str(file), "file")
             raise Problem(422, message, type(error).__name__) from error
         except OSError as error:

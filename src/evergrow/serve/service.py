@@ -307,13 +307,13 @@ class Service:
         Encodes one sample with the backbones of the first eight models. Without models,
         the default backbone of images is used, unless the service is read-only. Also
         exempts the objects loaded so far from garbage collection, and closes models
-        beyond `open_models`. A backbone that cannot be loaded is logged.
+        beyond the limit `open_models`. A backbone that cannot be loaded is logged.
 
-        Called once, in a thread of its own.
+        Called once, in a thread of its own: its limit of one core stays set.
         """
         limit_torch(1)  # requests that arrive meanwhile need the other cores
-        # Fitting imports the methods. The calibration after an edit imports SciPy,
-        # which takes seconds.
+        # The result is not used. Fitting imports the methods, and the calibration
+        # after an edit imports SciPy, which takes seconds.
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
         gc.collect()
@@ -328,7 +328,7 @@ class Service:
             self._warm_up_backbone(None)
 
     def _warm_up_backbone(self, name: str | None) -> None:
-        """Encode a sample with the backbone of a model, or with the default one."""
+        """Encode a sample with the backbone of a model; None: the default of images."""
         batcher: Batcher | None
         try:
             if name is None:

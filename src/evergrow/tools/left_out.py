@@ -1,4 +1,4 @@
-"""Labelled samples that a learner can be asked to leave out."""
+"""Read labelled samples that a tool then leaves out of a model, one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NAMED = 5  # names in an error message
 
 
 class LeftOutSamples(NamedTuple):
-    """Labelled samples that could be read.
+    """Features and labels of the samples that a tool leaves out of a model.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class LeftOutSamples(NamedTuple):
     weights : ndarray of shape (n,)
         Sample weights.
     left_out : tuple of str
-        Names of unreadable samples.
+        Names of unreadable samples. They are in none of the arrays.
     """
 
     X: NDArray[Any]
@@ -44,7 +44,10 @@ class LeftOutSamples(NamedTuple):
     left_out: tuple[str, ...]
 
     def can_leave_out(self, learner: Learner) -> NDArray[np.bool_]:
-        """Return which samples (n,) are not the only learned one of their class."""
+        """Return which samples (n,) belong to classes with several learned samples.
+
+        Without any other sample, the model would lack the class.
+        """
         counts = learner.state_.counts
         return np.array([counts[name] > 1 for name in self.labels.tolist()], dtype=bool)
 
@@ -52,14 +55,15 @@ class LeftOutSamples(NamedTuple):
 def read_left_out(
     learner: Learner, data: Any, y: Any, sample_weight: Any
 ) -> LeftOutSamples:
-    """Read labelled samples of classes that the learner knows.
+    """Read and encode labelled samples of classes that the learner knows.
 
     Parameters
     ----------
     learner : Learner
         A fitted learner.
     data, y, sample_weight : object
-        Labelled samples, in any form that `Learner.fit` takes.
+        Labelled samples, in any form that `Learner.fit` takes. If the data has train
+        and test splits, only train is used.
 
     Raises
     ------
@@ -72,16 +76,16 @@ def read_left_out(
             "the model must know at least two classes, or no sample can change an "
             f"answer; it knows {len(state.counts)}"
         )
-    parts = []
+    chunks = []
     first_row = 0
-    left_out: list[str] = []
+    unreadable: list[str] = []
     for samples in labelled_chunks(data, y, sample_weight, "train", state.kind):
         _require_known(samples.required_labels(), state.counts)
-        features = learner.encode(samples)
+        features = learner.encode(samples)  # `rows` are the readable samples
         weights = samples.weights
         if weights is None:
             weights = np.ones(len(samples))
-        parts.append(
+        chunks.append(
             (
                 features.X,
                 samples.required_labels()[features.rows],
@@ -91,11 +95,11 @@ def read_left_out(
             )
         )
         first_row += len(samples)
-        left_out += [name for name, _ in features.failures]
+        unreadable += [name for name, _ in features.failures]
     X, labels, rows, names, all_weights = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
+        np.concatenate(column) for column in zip(*chunks, strict=True)
     )
-    return LeftOutSamples(X, labels, rows, names, all_weights, tuple(left_out))
+    return LeftOutSamples(X, labels, rows, names, all_weights, tuple(unreadable))
 
 
 def _require_known(labels: NDArray[np.str_], counts: dict[str, int]) -> None:
