@@ -503,6 +503,10 @@ class Calibration:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` if the tables do not fit each other."""
+        require(
+            len(set(self.classes)) == len(self.classes),
+            "its classes have a name twice",
+        )
         for name, rows in (("known", self.known), ("unknown", self.unknown)):
             for indices, length in (
                 (rows.measurement, len(self.measurements)),
