@@ -106,6 +106,14 @@ def test_images_are_paths_contents_or_pixels(client: Client, tmp_path: Path) -> 
     assert client.model("pics").classes["red"] == 3
 
 
+def test_sets_are_those_of_the_service(taught: Client) -> None:
+    found = taught.predict("m", rows=rows(0, 2), coverage=0.8)
+    plain = taught.predict("m", rows=rows(0, 2))
+    assert all(answer.set is not None for answer in found.answers)
+    assert [answer.set for answer in plain.answers] == [None, None]
+    assert "held-out samples" in found.note
+
+
 def test_texts_are_taught_and_predicted(client: Client) -> None:
     client.create("words", "texts", backbone="letters")
     client.teach("words", ["ab", "ab", "xy"], texts=["abab", "baba", "xyxy"])

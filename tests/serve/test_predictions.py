@@ -445,3 +445,29 @@ def test_strictness_of_a_model_without_calibration_is_null(api: Any) -> None:
     )
     answers = api.post("predict", {"rows": rows(0, 1)}).json()["answers"]
     assert answers[0]["familiarity"] is None
+
+
+def test_sets_equal_those_of_the_learner(api: Any, folder: Path) -> None:
+    api.taught("abc", 8)
+    X = rows(0, 3, seed=3) + rows(2, 2) + [[200.0] * 6]
+    told = api.post("predict", {"rows": X, "coverage": 0.9}).json()
+    expected = open_model(folder / "m.evg").predict_set(np.asarray(X), 0.9)
+    sets = [answer["set"] for answer in told["answers"]]
+    assert sets == [labels.tolist() for labels in expected.labels]
+    assert told["note"] == expected.note != ""
+    assert sets[-1] == []
+    each = api.post("predict", {"rows": X, "coverage": 0.9, "per_class": True}).json()
+    assert "share one limit" in each["note"]
+    plain = api.post("predict", {"rows": X}).json()
+    assert [answer["set"] for answer in plain["answers"]] == [None] * 6
+    assert plain["note"] == ""
+
+
+def test_sets_need_held_out_samples_and_a_coverage_between_0_and_1(api: Any) -> None:
+    api.taught("ab", 1)
+    answer = api.post("predict", {"rows": rows(0, 1), "coverage": 0.9})
+    assert answer.status_code == 409
+    assert "at least two samples of a class" in answer.json()["detail"]
+    for coverage in (0, 1, "0.9"):
+        answer = api.post("predict", {"rows": rows(0, 1), "coverage": coverage})
+        assert answer.status_code == 422

@@ -141,6 +141,9 @@ class Prediction:
         Whether the sample looks like no learned class. None without a calibration.
     unsure : bool or None
         Whether the prediction should be checked. None without probabilities.
+    set : tuple of str or None
+        The classes that the sample may belong to, most likely first. Empty if it looks
+        unknown. None without a coverage.
     """
 
     label: str | None
@@ -150,6 +153,7 @@ class Prediction:
     familiarity: float | None
     unknown: bool | None
     unsure: bool | None
+    set: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,8 @@ class PredictionList:
         Novelty above which a sample is unknown.
     answers : tuple of Prediction
         One prediction per sample.
+    note : str
+        What limits the guarantee of the coverage; empty if nothing does.
     """
 
     model: str
@@ -175,6 +181,7 @@ class PredictionList:
     measure: str
     threshold: float | None
     answers: tuple[Prediction, ...]
+    note: str = ""
 
     @property
     def labels(self) -> list[str | None]:
@@ -566,6 +573,8 @@ class Client:
         k: int = 3,
         false_alarm: float = 0.05,
         strangers: Literal["few", "some", "many"] = "some",
+        coverage: float | None = None,
+        per_class: bool = False,
     ) -> PredictionList:
         """Predict samples. Give exactly one of images, texts and rows.
 
@@ -585,6 +594,11 @@ class Client:
             Fraction of known samples that may be reported as unknown.
         strangers : {"few", "some", "many"}, default="some"
             How many samples of unknown classes to expect.
+        coverage : float, optional
+            Fraction of new samples of known classes whose set has their class. By
+            default there are no sets.
+        per_class : bool, default=False
+            Whether the coverage holds for the samples of each class.
 
         Raises
         ------
@@ -593,7 +607,13 @@ class Client:
         RejectedError
             If the model does not take these samples.
         """
-        options = {"k": k, "false_alarm": false_alarm, "strangers": strangers}
+        options: dict[str, Any] = {
+            "k": k,
+            "false_alarm": false_alarm,
+            "strangers": strangers,
+        }
+        if coverage is not None:
+            options |= {"coverage": coverage, "per_class": per_class}
         sent = _samples(images, texts, rows, options)
         document = self._json("POST", _path(name, "predict"), **sent)
         answers = tuple(map(_prediction, _member(document, "answers")))
@@ -1050,9 +1070,11 @@ def _member(document: Mapping[str, Any], name: str) -> Any:
 
 def _prediction(document: Mapping[str, Any]) -> Prediction:
     """Return the prediction of one sample."""
+    names = _member(document, "set")
     return _record(
         Prediction,
         document,
+        set=None if names is None else tuple(names),
         nearest=_top_class(_member(document, "nearest")),
         top=tuple(map(_top_class, _member(document, "top"))),
     )

@@ -26,6 +26,7 @@ from evergrow.core.escaping import printable
 from evergrow.core.files import partial_folder
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
+from evergrow.learner.prediction_sets import prediction_sets
 from evergrow.serve import schemas
 from evergrow.serve.bodies import (
     BINARY,
@@ -291,8 +292,14 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 async def predict(
     model: ModelDep, body: Annotated[RequestSamples, Depends(PREDICT_BODY)]
 ) -> Response:
-    """Return the most likely classes of each sample, and whether it is unknown."""
+    """Return the most likely classes of each sample, and whether it is unknown.
+
+    With ``coverage``, also return the classes that each sample may belong to.
+    """
     k = body.fields.k
+    limits = None
+    if body.fields.coverage is not None:
+        limits = model.set_limits(body.fields.coverage, body.fields.per_class)
     if len(body) * min(k, len(model.version.counts)) > _MAX_LISTED_CLASSES:
         raise Problem(
             413,
@@ -301,8 +308,18 @@ async def predict(
             "TooMany",
         )
     predictions = await model.predict(body, body.fields.false_alarm)
+    sets = None
+    if limits is not None:
+        sets = await asyncio.to_thread(prediction_sets, predictions, limits)
+        if sets.sizes.sum() > _MAX_LISTED_CLASSES:
+            raise Problem(
+                413,
+                f"sets may list at most {_MAX_LISTED_CLASSES:,} classes: send fewer "
+                "samples or a smaller coverage",
+                "TooMany",
+            )
     document = await asyncio.to_thread(
-        predictions_json, model, predictions, k, body.fields.strangers
+        predictions_json, model, predictions, k, body.fields.strangers, sets
     )
     headers = {"ETag": model.version.etag}
     return Response(document, media_type=JSON, headers=headers)

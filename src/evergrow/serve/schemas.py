@@ -297,6 +297,14 @@ class PredictRequest(FalseAlarm):
     k: Whole = Field(
         3, ge=1, le=1000, description="Number of classes to list, most likely first."
     )
+    coverage: Omittable[Annotated[float, Field(gt=0, lt=1)]] = Field(
+        None,
+        description="Fraction of new samples of known classes whose `set` has their "
+        "class. Without it there are no sets.",
+    )
+    per_class: bool = Field(
+        False, description="Whether the coverage holds for the samples of each class."
+    )
 
 
 class ExplainRequest(RequestModel):
@@ -621,6 +629,11 @@ class SamplePrediction(BaseModel):
         description="Whether the prediction should be checked, because its probability "
         "is low or the sample may be of an unknown class. Null without probabilities."
     )
+    set: list[str] | None = Field(
+        None,
+        description="The classes that the sample may belong to, most likely first. "
+        "Empty if it looks unknown; null without `coverage`.",
+    )
 
 
 class PredictionsRecord(BaseModel):
@@ -634,6 +647,10 @@ class PredictionsRecord(BaseModel):
         pattern="^(probability|familiarity|score)$",
     )
     threshold: float | None
+    note: str = Field(
+        "",
+        description="What limits the guarantee of the coverage; empty if nothing does.",
+    )
     answers: list[SamplePrediction]
 
 
