@@ -78,14 +78,36 @@ def test_a_convolutional_network_keeps_its_batch_statistics() -> None:
         assert torch.equal(buffer, before[name])
 
 
-def test_only_the_last_layers_of_a_large_network_change() -> None:
+def test_only_the_last_layers_of_a_large_network_change(tmp_path: Path) -> None:
     items, y = stripes(3, 8)
     adapted = adapt(tiny_vit(), items, y, QUICK.changed(max_megabytes=0.008))
     change = adapted.adaptation.change
     assert change is not None
     assert change.megabytes <= 0.008
+    write_record(tmp_path / "change", change)
+    # Besides the values, the header of the file has a line per tensor.
+    header = 300 * len(change.names)
+    assert (tmp_path / "change").stat().st_size <= 0.008e6 + header
     assert "norm.weight" in change.names
     assert not any(name.startswith("blocks.0") for name in change.names)
+
+
+@pytest.mark.slow
+def test_a_base_transformer_is_stored_in_24_megabytes(tmp_path: Path) -> None:
+    """86 million random weights, one step."""
+    backbone = create_backbone(
+        "vit_base_patch16_224", weights="random", preset="pilot", device="cpu"
+    )
+    items, y = stripes(2, 2, side=32)
+    config = FineTuneConfig().changed(epochs=1)
+    adapted = adapt(backbone, items, y, config)
+    names = adapted.adaptation.change.names
+    assert {"blocks.11.mlp.fc2.weight", "norm.weight"} <= set(names)
+    assert not any(name.startswith("blocks.0.") for name in names)
+    write_record(tmp_path / "adaptation", adapted.adaptation)
+    assert 15e6 < (tmp_path / "adaptation").stat().st_size < 24.1e6
+    again = adapted_from(backbone, read_record(Adaptation, tmp_path / "adaptation"))
+    assert again.spec == adapted.spec
 
 
 def test_the_estimate_changes_no_weight(capfd: pytest.CaptureFixture[str]) -> None:

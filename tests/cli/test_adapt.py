@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_auto_says_why_the_network_stays_frozen(shell, images):
     shell.run("fit", images, "-m", "m.evg", *TUNED, "--adapt", "auto", "--units", 20)
     output = shell.run("inspect", "m.evg").stdout
     assert "no: at least 30 images are needed, got 18" in output
+
+
+def test_auto_says_that_no_class_was_held_out_of_few(shell, images):
+    for file in list(images.glob("*/*.png")):
+        shutil.copy2(file, file.with_name(f"copy{file.name}"))
+    command = ("fit", images, "-m", "m.evg", *TUNED, "--adapt", "auto", "--units", 20)
+    shell.run(*command, "--set", "epochs=1")
+    output = " ".join(shell.run("inspect", "m.evg").stdout.split())
+    assert "on 36 held-out images of the same classes (too few to hold some" in output
 
 
 def test_files_are_kept_and_names_are_checked(shell, images):
@@ -158,6 +168,17 @@ def test_damaged_and_foreign_files_are_one_clear_line(shell, images):
         assert message in said
         assert len(said.strip().splitlines()) == 1
         assert not Path("m.evg").exists()
+
+
+def test_an_engine_takes_a_model_of_the_file_but_not_the_file(shell, images):
+    adapt_quickly(shell, images)
+    fit = ("fit", images, "--weights", "tuned.safetensors", "-m", "m.evg")
+    said = shell.error(*fit, "--engine", "local")
+    assert "weights must not be a file of evergrow adapt with an engine" in said
+    assert not Path("m.evg").exists()
+    shell.run(*fit, "--units", 20)
+    shell.run("update", "m.evg", images, "--again", "--engine", "local")
+    assert sum(open_model("m.evg").state_.label_counts.values()) == 36
 
 
 def test_several_networks_are_refused(shell, images):

@@ -286,3 +286,49 @@ def test_unknown_samples_are_rejected_by_default(shell, model, asked):
     forced = shell.run("predict", model, "strange.npy", "--no-unknown").stdout
     assert "unknown" not in forced
     assert forced.splitlines()[0].split() == ["item", "class", "probability"]
+
+
+def test_coverage_lists_the_classes_of_each_sample(shell, model, asked):
+    X, _ = asked
+    np.save("asked.npy", np.concatenate([X, 60 + X[:2]]))
+    ask = ("predict", model, "asked.npy", "--coverage", 0.9)
+    values = shell.json(*ask)
+    found = open_model(model).predict_set(np.load("asked.npy"), 0.9)
+    rows = values["predictions"]
+    assert [row["set"] for row in rows] == [names.tolist() for names in found.labels]
+    assert (values["coverage"], values["note"]) == (0.9, found.note)
+    assert [row["unknown"] for row in rows] == found.unknown.tolist()
+    assert [row["set"] for row in rows[-2:]] == [[], []]
+    table = list(csv.DictReader(io.StringIO(shell.run(*ask, "-f", "csv").stdout)))
+    assert [row["set"] for row in table] == ["|".join(row["set"]) for row in rows]
+    shown = shell.run(*ask)
+    heading, first, *_ = shown.stdout.splitlines()
+    assert heading.split()[-1] == "set"
+    assert first.split()[-1] == rows[0]["set"][0]
+    strict = shell.json(*ask, "--per-class")
+    assert len(strict["predictions"]) == len(rows)
+
+
+def test_a_coverage_that_few_samples_cannot_reach_gives_all_classes(
+    shell, model, asked
+):
+    shown = shell.run("predict", model, "asked.npy", "--coverage", 0.999)
+    assert "needs 999 held-out samples" in shown.stderr
+    names = open_model(model).classes_.tolist()
+    values = shell.json("predict", model, "asked.npy", "--coverage", 0.999)
+    for row in values["predictions"]:
+        assert sorted(row["set"]) == names
+
+
+def test_options_of_coverage_are_checked(shell, model, asked):
+    ask = ("predict", model, "asked.npy")
+    for coverage in (0, 1, 95):
+        message = shell.error(*ask, "--coverage", coverage)
+        assert "--coverage must be between 0 and 1, such as 0.95" in message
+    assert "name a --coverage" in shell.error(*ask, "--per-class")
+    assert "table, csv and jsonl" in shell.error(
+        *ask, "--coverage", 0.9, "--format", "fiftyone"
+    )
+    assert "--coverage does not work with --engine" in shell.error(
+        *ask, "--coverage", 0.9, "--engine", "local", "--out", "folder"
+    )

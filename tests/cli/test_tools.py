@@ -109,3 +109,41 @@ def test_curve_is_printed_and_in_the_report(run, files):
     )
     assert "ten more of each" in output
     assert "<svg" in page.read_text()
+
+
+def test_blame_lists_the_samples_behind_an_answer(run, files):
+    model = files / "m.evg"
+    data = files / "learned.npz"
+    question = files / "question.npy"
+    rng = np.random.default_rng(3)
+    means = rng.normal(size=(4, 12)).astype(np.float32)
+    y = np.repeat(range(4), 12)
+    X = means[y] + 0.3 * rng.normal(size=(48, 12)).astype(np.float32)
+    names = np.array([f"c{code}" for code in y])
+    names[5] = "c3"
+    np.savez(data, X_train=X, y_train=names, classes=np.unique(names))
+    np.save(question, X[5:6])
+    run("fit", data, "-m", model, "--force", "--units", 30)
+    before = model.read_bytes()
+    values = json.loads(run("blame", model, question, data, "--label", "c3", "--json"))
+    assert values["answer"] == "c3"
+    assert values["samples"][0]["name"] == "row 5"
+    assert len(values["samples"]) == 48
+    lines = run("blame", model, question, data, "-n", 2).splitlines()
+    assert lines[0].startswith("row 0: c0 ")
+    assert "change the answer on their own" in lines[-1]
+    assert "--label must be a class" in run(
+        "blame", model, question, data, "--label", "owl", code=2
+    )
+    assert "one sample" in run("blame", model, data, data, code=2)
+    assert "was never learned" not in run("data", data, "--suspects", model, code=1)
+    found = json.loads(run("data", data, "--suspects", model, "--json", code=1))
+    worst = found["suspects"]["samples"][0]
+    assert (worst["name"], worst["label"]) == ("row 5", "c3")
+    assert (worst["suggestion"], worst["likely"]) == ("c0", True)
+    new = json.loads(run("data", data, "--suspects", model, "--new", "--json"))
+    assert new["suspects"]["n_new"] == 48
+    assert "--suspects" in run("data", data, "--new", code=2)
+    np.savez(data, X_train=X, y_train=[f"d{code}" for code in y])
+    assert "that the model knows" in run("data", data, "--suspects", model, code=2)
+    assert model.read_bytes() == before

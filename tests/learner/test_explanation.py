@@ -190,6 +190,22 @@ def test_words_of_a_text_point_to_the_class() -> None:
         found.overlay(decode_image(spotted(0, 1)))
 
 
+@pytest.mark.parametrize("tuner", ["ssf", "adapter"])
+def test_adapted_networks_are_explained(tuner: str) -> None:
+    images = [spotted(number % 2, number) for number in range(8)]
+    learner = Learner(
+        create_backbone("test_vit", "random", device="cpu"),
+        adapt={"tuner": tuner, "epochs": 1},
+        features="rich",
+        options={"n_units": 20},
+        **SETTINGS,
+    )
+    learner.fit(images, ["red", "green"] * 4)
+    found = learner.explain(spotted(0, 90), "red", against="green")
+    assert found.heatmap is not None
+    assert np.abs(found.heatmap).max() == 1.0
+
+
 # -- gradients of heads ----------------------------------------------------------------
 
 

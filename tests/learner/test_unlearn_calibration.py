@@ -339,3 +339,13 @@ def test_a_damaged_calibration_is_a_file_error(
     assert read_archive(tmp_path / "m.evg").kind == "learner"
     with pytest.raises(FileFormatError):
         Learner.load(tmp_path / "m.evg")
+
+
+def test_a_calibration_with_a_class_name_twice_is_a_file_error(tmp_path: Path) -> None:
+    learner = first_of(0, 1, 2, 3).partial_fit(*later("new classes"))
+    archive = learner.state_.to_archive()
+    classes = archive.parts["calibration"].meta["classes"]
+    classes[:] = [classes[0]] * len(classes)
+    write_archive(tmp_path / "m.evg", archive)
+    with pytest.raises(FileFormatError, match="a name twice"):
+        Learner.load(tmp_path / "m.evg")

@@ -106,6 +106,14 @@ def test_images_are_paths_contents_or_pixels(client: Client, tmp_path: Path) -> 
     assert client.model("pics").classes["red"] == 3
 
 
+def test_sets_are_those_of_the_service(taught: Client) -> None:
+    found = taught.predict("m", rows=rows(0, 2), coverage=0.8)
+    plain = taught.predict("m", rows=rows(0, 2))
+    assert all(answer.set is not None for answer in found.answers)
+    assert [answer.set for answer in plain.answers] == [None, None]
+    assert "held-out samples" in found.note
+
+
 def test_texts_are_taught_and_predicted(client: Client) -> None:
     client.create("words", "texts", backbone="letters")
     client.teach("words", ["ab", "ab", "xy"], texts=["abab", "baba", "xyxy"])
@@ -131,6 +139,26 @@ def test_unlearned_samples_are_gone(taught: Client) -> None:
     assert taught.model("m").classes == {"a": 5, "b": 8, "c": 8}
     with pytest.raises(RejectedError, match=r"never learned|not learned"):
         taught.unlearn("m", "a", rows=rows(0, 2, seed=9))
+
+
+def test_wrong_labels_are_found_and_moved(taught: Client) -> None:
+    wrong = rows(0, 1, seed=8)
+    taught.teach("m", "b", rows=wrong)
+    X = [*rows(0, 8), *rows(1, 8), *wrong]
+    labels = ["a"] * 8 + ["b"] * 9
+    for learned in (None, True):
+        worst = taught.suspects("m", labels, rows=X, learned=learned, n=3)[0]
+        assert (worst.sample, worst.label, worst.suggestion) == (16, "b", "a")
+    question = rows(0, 1, seed=9)
+    blamed = taught.blame("m", ["a", *labels], rows=[*question, *X], explain="b", n=4)
+    assert blamed[0].sample == 17
+    assert blamed[0].label == "b"
+    assert len(blamed) == 4
+    moved = taught.relabel("m", "b", "a", rows=wrong, note="was wrong")
+    assert moved.revision == taught.model("m").revision
+    assert taught.model("m").classes == {"a": 9, "b": 8, "c": 8}
+    with pytest.raises(RejectedError, match="owl"):
+        taught.suspects("m", "owl", rows=X)
 
 
 def test_requests_with_the_same_key_count_once(taught: Client) -> None:

@@ -88,6 +88,29 @@ def test_images_are_filed_as_the_service_files_them_at_each_step(
         assert familiarity == sorted(familiarity)  # the least familiar first
 
 
+def test_unsure_images_name_the_classes_that_they_may_show(
+    visit: Visit, service: str, birds: Path, species: list[str], heap: list[Path]
+) -> None:
+    teach_all(service, "sets", birds, species[:KNOWN])
+    tools.sort_images(visit, "sets", heap)
+    answers = predictions(service, "sets", heap, coverage="0.95")
+    tiles = visit.page.locator(f"{UNSURE} .tile-image").evaluate_all(
+        "all => all.map((one) => [one.title.split('/').pop(), one.textContent])"
+    )
+    n_named = 0
+    for name, words in tiles:
+        if words.endswith("Unfamiliar"):
+            continue
+        candidates = answers[name]["set"]
+        if len(candidates) == 2:
+            assert words == " or ".join(candidates) + "?"
+            n_named += 1
+        elif len(candidates) > 3:
+            assert words.startswith(f"One of {len(candidates)}: {candidates[0]}, ")
+            n_named += 1
+    assert n_named > 0
+
+
 def test_sort_says_what_its_limits_cost_and_how_many_strangers_it_filed(
     visit: Visit, service: str, birds: Path, species: list[str], heap: list[Path]
 ) -> None:

@@ -159,6 +159,41 @@ def test_a_large_zip_is_sorted_a_few_at_a_time(
 # -- import ----------------------------------------------------------------------------
 
 
+def test_an_import_lists_wrong_labels_and_one_click_moves_them(
+    visit: Visit, service: str, tmp_path: Path
+) -> None:
+    page = visit.page
+    visit.create("mixed")
+    for name, hue, n in (("gull", 0, 16), ("tern", 1, 16)):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for seed in range(n):
+            (tmp_path / "in" / name / f"{seed}.png").write_bytes(png(hue, seed))
+    for seed in range(50, 56):  # at most four are set aside for testing
+        (tmp_path / "in" / "gull" / f"0{seed}.png").write_bytes(png(1, seed))
+    page.set_input_files("#import-folder", tmp_path / "in")
+    panel = page.get_by_role("region", name="Labels that look wrong")
+    panel.wait_for()
+    entries = panel.get_by_role("listitem")
+    n_found = entries.count()
+    assert n_found >= 1
+    assert "Taught as gull, looks like tern" in entries.first.inner_text()
+    before = tools.counts(service, "mixed")
+    visit.shot("suspects")
+    entries.first.get_by_role("button", name="It is tern").click()
+    visit.expect("#passing", "Moved from gull to tern")
+    after = tools.counts(service, "mixed")
+    assert (after["gull"], after["tern"]) == (before["gull"] - 1, before["tern"] + 1)
+    assert tools.ask(service, "/models/mixed")["history"][-1]["what"] == "relabel"
+    visit.expect_samples("tern", after["tern"])
+    while entries.count():
+        left = entries.count()
+        entries.first.get_by_role("button", name="It is gull").click()
+        assert entries.count() == left - 1
+    panel.wait_for(state="hidden")
+    page.click("#undo")
+    visit.expect_samples("tern", before["tern"])
+
+
 def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
     visit: Visit, service: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.learner.toys import Colours, Letters, write_folder
 from tests.serve.samples import files, png, rows
 
+from evergrow import tools
 from evergrow.features import create_backbone, decode_image
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
@@ -334,6 +335,59 @@ def test_suggest_groups_drift_and_learning_curve_equal_the_tools(
     assert len(curve["sizes"]) == len(curve["accuracy"]) == len(curve["interval"])
 
 
+def test_suspects_and_blame_equal_the_tools(api: Any, folder: Path) -> None:
+    api.taught("ab", 20)
+    X = rows(0, 20, seed=2) + rows(1, 20, seed=3)
+    labels = ["a"] * 20 + ["b"] * 20
+    wrong = rows(0, 1, seed=8)
+    api.post("teach", {"rows": X, "labels": labels})
+    api.post("teach", {"rows": wrong, "label": "b"})
+    learner = open_model(folder / "m.evg")
+    data = (X + wrong, [*labels, "b"])
+    sent = {"rows": data[0], "labels": data[1]}
+    expected = tools.suspects(learner, *data)
+    found = api.post("suspects", {**sent, "n": 5}).json()
+    assert [entry["sample"] for entry in found["suspects"]] == [
+        sample.row for sample in expected.samples[:5]
+    ]
+    assert found["suspects"][0]["sample"] == 40
+    assert found["suspects"][0]["suggestion"] == "a"
+    assert found["n_likely"] == len(expected.likely)
+    new = api.post("suspects", {**sent, "learned": False}).json()
+    assert new["n_new"] == 41
+    question = rows(1, 1, seed=9)
+    asked = {
+        "rows": X[:3] + question + X[3:] + wrong,
+        "labels": ["a", "a", "a", "b", *labels[3:], "b"],
+        "question": 3,
+    }
+    blamed = api.post("blame", asked).json()
+    by_tool = tools.blame(learner, question, *data)
+    assert blamed["answer"] == by_tool.answer
+    assert blamed["probability"] == pytest.approx(by_tool.probability)
+    for entry, sample in zip(blamed["samples"], by_tool.samples, strict=False):
+        assert entry["sample"] == sample.row + (sample.row >= 3)
+        assert entry["effect"] == pytest.approx(sample.effect)
+    refused = api.post("blame", {**asked, "question": 99})
+    assert refused.status_code == 422
+    assert "index" in refused.json()["detail"]
+    refused = api.post("suspects", {"rows": X[:2], "label": "owl"})
+    assert refused.status_code == 422
+    assert "'owl'" in refused.json()["detail"]
+
+
+def test_relabelled_samples_are_learned_as_their_new_class(api: Any) -> None:
+    api.taught("ab", 20)
+    wrong = rows(0, 3, seed=8)
+    api.post("teach", {"rows": wrong, "label": "b"})
+    moved = api.post("relabel", {"rows": wrong, "source": "b", "target": "a"})
+    assert moved.json()["change"]["what"] == "relabel"
+    counts = {entry["name"]: entry["samples"] for entry in moved.json()["classes"]}
+    assert counts == {"a": 23, "b": 20}
+    again = api.post("relabel", {"rows": wrong, "source": "owl", "target": "a"})
+    assert again.status_code == 422
+
+
 def test_a_sample_exceeds_a_threshold_if_its_familiarity_is_at_most_the_rate(
     api: Any, folder: Path
 ) -> None:
@@ -391,3 +445,29 @@ def test_strictness_of_a_model_without_calibration_is_null(api: Any) -> None:
     )
     answers = api.post("predict", {"rows": rows(0, 1)}).json()["answers"]
     assert answers[0]["familiarity"] is None
+
+
+def test_sets_equal_those_of_the_learner(api: Any, folder: Path) -> None:
+    api.taught("abc", 8)
+    X = rows(0, 3, seed=3) + rows(2, 2) + [[200.0] * 6]
+    told = api.post("predict", {"rows": X, "coverage": 0.9}).json()
+    expected = open_model(folder / "m.evg").predict_set(np.asarray(X), 0.9)
+    sets = [answer["set"] for answer in told["answers"]]
+    assert sets == [labels.tolist() for labels in expected.labels]
+    assert told["note"] == expected.note != ""
+    assert sets[-1] == []
+    each = api.post("predict", {"rows": X, "coverage": 0.9, "per_class": True}).json()
+    assert "share one limit" in each["note"]
+    plain = api.post("predict", {"rows": X}).json()
+    assert [answer["set"] for answer in plain["answers"]] == [None] * 6
+    assert plain["note"] == ""
+
+
+def test_sets_need_held_out_samples_and_a_coverage_between_0_and_1(api: Any) -> None:
+    api.taught("ab", 1)
+    answer = api.post("predict", {"rows": rows(0, 1), "coverage": 0.9})
+    assert answer.status_code == 409
+    assert "at least two samples of a class" in answer.json()["detail"]
+    for coverage in (0, 1, "0.9"):
+        answer = api.post("predict", {"rows": rows(0, 1), "coverage": coverage})
+        assert answer.status_code == 422

@@ -134,6 +134,11 @@ def test_real_responses_fit_their_schemas(api: Any) -> None:
     call("POST", f"{base}/strictness", json=scored)
     samples = {"rows": X[:40], "labels": ["gull"] * 20 + ["tern"] * 20}
     call("POST", f"{base}/learning-curve", json=samples)
+    taught = {"rows": rows(0, 12), "label": "gull"}
+    call("POST", f"{base}/suspects", json=taught)
+    call("POST", f"{base}/blame", json=taught)
+    moved = {"rows": rows(1, 12)[:1], "source": "tern", "target": "gull"}
+    call("POST", f"{base}/relabel", json=moved)
     call("POST", f"{base}/unlearn", json={"rows": rows(0, 12)[:2], "label": "gull"})
     call("POST", f"{base}/learn-unlabelled", json={"rows": rows(0, 8, seed=7)})
     call("POST", f"{base}/forget-unlabelled", json={})
@@ -149,7 +154,7 @@ def test_real_responses_fit_their_schemas(api: Any) -> None:
         call("GET", path)
     call("GET", "/v2/models/{m}")
     call("GET", "/v2/models/{m}/ready")
-    assert len(call.seen) == 27
+    assert len(call.seen) == 30
 
 
 def test_real_responses_of_models_of_images_and_texts_fit_their_schemas(

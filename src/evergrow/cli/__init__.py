@@ -11,6 +11,7 @@ MODULES = (
     "inspect",
     "change",
     "tools",
+    "blame",
     "sort",
     "share",
     "demo",

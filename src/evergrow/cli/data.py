@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli import options
+from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer, facts, plural, table
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning
+from evergrow.core.errors import DataWarning, InputError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.tools.data_check import DataCheck
+    from evergrow.tools.mislabelled import Suspects
 
 _MAX_FINDINGS = 5  # of each kind
+_MAX_SUSPECTS = 20
 
 _PAIR_COLUMNS = ["sample", "class", "and sample", "of class", "similarity"]
 _FINDINGS = (
@@ -42,12 +45,15 @@ def data_command(
     columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
     check: bool = False,
     levels: Annotated[bool, typer.Option("--try")] = False,
+    suspects: Annotated[Path | None, typer.Option(metavar="MODEL")] = None,
+    new: bool = False,
     backbone: str = "auto",
     device: options.Device = "auto",
 ) -> Answer:
     """Show the kind, classes and sample counts of a data set.
 
-    With --check also look for wrong labels, with --try also compare feature levels. The
+    With --check also look for wrong labels, with --suspects rank samples by how likely
+    a model finds their labels wrong, with --try also compare feature levels. The
     training samples are those that fit would learn.
 
     For example:
@@ -56,10 +62,12 @@ def data_command(
 
       evergrow data birds/ --check
 
+      evergrow data birds/ --suspects birds.evg
+
       evergrow data birds/ --try
 
-    Exit codes: 0 shown, and --check found nothing; 1 --check found something; 2 the
-    data cannot be read.
+    Exit codes: 0 shown, and --check and --suspects found nothing; 1 one of them found
+    something; 2 the data cannot be read, or has classes that MODEL does not know.
 
     Parameters
     ----------
@@ -76,6 +84,11 @@ def data_command(
     levels
         Measure accuracy and time of the feature levels fast, rich and best on some of
         the data, in about two minutes.
+    suspects
+        Score each sample by this model as if it had not been learned, and list samples
+        whose labels are likely wrong.
+    new
+        MODEL of --suspects has not learned the samples: score them as they are.
     backbone
         Backbone for --try and --check: auto, or a name. With none, --check compares
         file contents only and finds no wrong labels.
@@ -83,6 +96,10 @@ def data_command(
     from evergrow.data import inspect_data
 
     data_options = columns.data_options(layout=layout, root=root, test_size=0.0)
+    if new and suspects is None:
+        raise InputError(
+            "--new is for --suspects MODEL; name a model, or leave it out."
+        )
     report = inspect_data(source, data_options).to_dict()
     values = dict(report)
     lines = report_lines(report)
@@ -100,6 +117,12 @@ def data_command(
             values["check"] = found.to_dict()
             lines += ["", *_check_lines(found)]
             if not found.clean:
+                code = ExitCode.LOOK
+        if suspects is not None:
+            ranked = _find_suspects(source, data_options, suspects, device, new=new)
+            values["suspects"] = asdict(ranked)
+            lines += ["", *_suspect_lines(ranked)]
+            if ranked.likely:
                 code = ExitCode.LOOK
     return Answer(values, lines, code=code)
 
@@ -209,6 +232,59 @@ def _check_data(
         return features.X, features.rows
 
     return check_samples(train, test, encode=encode_items, backbone=backbone)
+
+
+def _find_suspects(
+    source: str, data_options: DataOptions, model: Path, device: str, *, new: bool
+) -> Suspects:
+    """Rank the training samples of a data set by how likely their labels are wrong.
+
+    Parameters
+    ----------
+    source : str
+        The data set.
+    data_options : DataOptions
+        How to read it.
+    model : Path
+        The model file.
+    device : str
+        Compute device.
+    new : bool
+        Whether the model has not learned the samples.
+    """
+    from evergrow import tools
+    from evergrow.data.inputs import read_labelled
+
+    learner = model_files.load_model(model, options.BackboneOptions(device=device))
+    samples = read_labelled(source, "train", learner.state_.kind, data_options)
+    return tools.suspects(learner, samples, learned=False if new else None)
+
+
+def _suspect_lines(ranked: Suspects) -> list[str]:
+    """Return the number of likely wrong labels and, as a table, the first ones."""
+    lines = [f"scored {plural(len(ranked.samples), 'sample')} without learning it"]
+    if ranked.n_new:
+        lines.append(
+            f"{plural(ranked.n_new, 'sample')} was never learned, and scored as it is"
+            if ranked.n_new == 1
+            else f"{ranked.n_new:,} samples were never learned, and scored as they are"
+        )
+    if ranked.alone:
+        lines.append(
+            f"{plural(len(ranked.alone), 'sample')} alone in the class, without a score"
+        )
+    likely = ranked.likely
+    if not likely:
+        return [*lines, "no label looks wrong"]
+    rows = [
+        [sample.name, sample.label, sample.suggestion, f"{sample.score:.3f}"]
+        for sample in likely[:_MAX_SUSPECTS]
+    ]
+    lines += ["", f"labels that are likely wrong: {len(likely)}"]
+    lines += table(["sample", "class", "rather", "score"], rows, ["score"])
+    if len(likely) > _MAX_SUSPECTS:
+        lines.append(f"({len(likely) - _MAX_SUSPECTS} more; --json shows all samples)")
+    return lines
 
 
 def _check_lines(check: DataCheck) -> list[str]:

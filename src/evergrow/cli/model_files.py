@@ -372,6 +372,10 @@ def choice_note(choice: dict[str, Any] | None) -> str:
     >>> choice_note({"trials": [frozen, better], "chosen": 0, "held_out": 90})
     'on 90 held-out images, the true class gets a probability of 4.0 points more at
     most (standard error 1.0)'
+    >>> few = {"trials": [frozen, better], "held_out": 36, "held_out_classes": 0}
+    >>> choice_note({**few, "chosen": 1})
+    'accuracy on 36 held-out images of the same classes (too few to hold some out)
+    75.0 % instead of 70.0 %'
     >>> choice_note({"trials": [frozen], "held_out": 9, "chosen": 0, "diverged": [0.1]})
     'learning rate 0.1 diverged'
     """

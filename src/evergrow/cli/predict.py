@@ -41,7 +41,11 @@ if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.engine.job import JobReport
     from evergrow.learner.learner import Learner
+    from evergrow.learner.prediction_sets import PredictionSets
     from evergrow.learner.predictions import Predictions
+
+MOST_LISTED = 4
+"""Number of classes of a set that a table shows."""
 
 
 @command("predict", panel="Predict and inspect")
@@ -53,6 +57,8 @@ def predict_command(
     unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
     strangers: options.StrangersIfGiven = None,
+    coverage: Annotated[float | None, typer.Option()] = None,
+    per_class: bool = False,
     format: Annotated[
         Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
     ] = "table",
@@ -75,6 +81,8 @@ def predict_command(
 
       evergrow predict intents.evg --text "where is my parcel"
 
+      evergrow predict birds.evg photos/ --coverage 0.95
+
       evergrow predict birds.evg photo.jpg --heatmap why.png --against "House Wren"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
@@ -88,6 +96,10 @@ def predict_command(
     A prediction is unsure if its probability is low, or if the sample may be of an
     unknown class. --strangers sets both limits: (unsure) in tables, a column in CSV and
     Parquet, a key in JSON. For Label Studio, unsure samples have no prediction.
+
+    With --coverage 0.95, each sample also has a set of classes. The set has the true
+    class for 95 % of new samples of learned classes. It is empty, and the sample is
+    unknown, if the sample looks like no learned class; this replaces --false-alarm.
 
     Exit codes: 0 predicted; 1 predicted but some samples could not be read (--on-error
     skip); 2 bad input; 130 interrupted.
@@ -105,6 +117,11 @@ def predict_command(
     unknown
         Answer "unknown" for samples that look like no learned class: (unknown) in
         tables, an empty class in CSV, null in JSON.
+    coverage
+        Fraction of new samples whose set of classes has their class, between 0 and 1.
+        Not with --engine or the formats of annotation tools.
+    per_class
+        With --coverage: let the coverage hold for the samples of each class.
     format
         Format of the printed predictions, or of the file --out. With --json the printed
         predictions are JSON.
@@ -115,6 +132,7 @@ def predict_command(
     """
     if out is not None and sharding.engine is None:
         check_target("--out", out)
+    _check_coverage(coverage, per_class, format)
     paths = list(items or ())
     check_paths(paths)
     from evergrow.tools.strictness import USUAL, unsure_predictions
@@ -127,7 +145,12 @@ def predict_command(
         for line in strictness_lines(learner, strangers):
             note_line(line)
     if sharding.engine is not None:
-        sharding.reject(text=text, heatmap=evidence.heatmap, words=evidence.words)
+        sharding.reject(
+            text=text,
+            coverage=coverage,
+            heatmap=evidence.heatmap,
+            words=evidence.words,
+        )
         settings = {
             "top": top,
             "false_alarm": alarm,
@@ -140,12 +163,11 @@ def predict_command(
 
     evidence.check(learner.state_.kind, learner)
     samples, names = read_samples(learner.state_.kind, paths, text or (), columns)
-    found = learner.predictions(samples, false_alarm=alarm)
+    found, sets = _predict(learner, samples, alarm, coverage, per_class=per_class)
     unsure = unsure_predictions(learner.state_.calibration, found, strangers or USUAL)
-    rows = prediction_rows(found, names, top, unsure)
+    rows = prediction_rows(found, names, top, unsure, sets)
     evidence_lines = evidence.add(rows, learner, samples, found.rows.tolist())
-    if format == "table" and found.measure == "probability":
-        note_few_samples(learner)
+    _print_notes(format, learner, found, sets)
     note_one_class(learner)
     if format in ("label-studio", "fiftyone"):
         title = f"{model.name} {learner.state_.revision}"
@@ -162,6 +184,7 @@ def predict_command(
         "model": str(model),
         "answered": len(rows),
         "left_out": dict(found.failures),
+        **_set_values(sets),
     }
     if out is None:
         return Answer({**values, "predictions": rows}, lines, code=code)
@@ -172,6 +195,55 @@ def predict_command(
         code=code,
         done=f"{out} was written",
     )
+
+
+def _check_coverage(coverage: float | None, per_class: bool, format: str) -> None:
+    """Raise :class:`ParameterError` if the options of prediction sets do not fit."""
+    if coverage is None:
+        if per_class:
+            raise ParameterError("With --per-class, name a --coverage.")
+        return
+    if not 0.0 < coverage < 1.0:
+        raise ParameterError(
+            f"--coverage must be between 0 and 1, such as 0.95, got {coverage:g}."
+        )
+    if format in ("label-studio", "fiftyone"):
+        raise ParameterError("--coverage works with --format table, csv and jsonl.")
+
+
+def _predict(
+    learner: Learner,
+    samples: Any,
+    false_alarm: float | None,
+    coverage: float | None,
+    *,
+    per_class: bool,
+) -> tuple[Predictions, PredictionSets | None]:
+    """Return the predictions of samples, and their sets if there is a coverage."""
+    if coverage is None:
+        return learner.predictions(samples, false_alarm=false_alarm), None
+    sets = learner.predict_set(samples, coverage, per_class=per_class)
+    return sets.predictions, sets
+
+
+def _print_notes(
+    format: str, learner: Learner, found: Predictions, sets: PredictionSets | None
+) -> None:
+    """Print notes on tables: probabilities and sets that rest on few samples."""
+    if format != "table":
+        return
+    if found.measure == "probability":
+        note_few_samples(learner)
+    # If the sets have all classes, a warning has said so.
+    if sets is not None and sets.note and not sets.limits.is_trivial:
+        note_line(sets.note)
+
+
+def _set_values(sets: PredictionSets | None) -> dict[str, Any]:
+    """Return the coverage and its note for ``--json``; nothing without sets."""
+    if sets is None:
+        return {}
+    return {"coverage": sets.coverage, "note": sets.note}
 
 
 def _predict_sharded(
@@ -246,6 +318,7 @@ def prediction_rows(
     names: Sequence[str],
     top: int,
     unsure: NDArray[np.bool_] | None = None,
+    sets: PredictionSets | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row of plain values per prediction.
 
@@ -259,6 +332,8 @@ def prediction_rows(
         Number of classes in each row.
     unsure : ndarray of bool, optional
         Which predictions are unsure.
+    sets : PredictionSets, optional
+        The prediction sets of the samples.
 
     Returns
     -------
@@ -268,7 +343,7 @@ def prediction_rows(
         novelty was measured also ``unknown``, ``novelty``, ``threshold`` and
         ``nearest``, the likeliest class with its value; class and value of an unknown
         sample are None.
-        ``unsure`` if given.
+        ``unsure`` if given, and with `sets` also ``set``, the classes of a sample.
     """
     rows = []
     for index, ranked_columns in enumerate(found.ranked(top).tolist()):
@@ -296,6 +371,9 @@ def prediction_rows(
         if unsure is not None:
             row["unsure"] = bool(unsure[index])
         rows.append(row)
+    if sets is not None:
+        for row, labels in zip(rows, sets.labels, strict=True):
+            row["set"] = [str(label) for label in labels.tolist()]
     return rows
 
 
@@ -328,6 +406,8 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     cells_of_rows = []
     for row in rows:
         cells = {name: row[name] for name in names if name in row}
+        if "set" in row:
+            cells["set"] = "|".join(row["set"])
         for name, value in row.get("nearest", {}).items():
             cells[f"nearest_{name}"] = value
         if len(row["top"]) > 1:
@@ -342,7 +422,8 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
 def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     """Return predictions as a table, with one line per class of a sample.
 
-    If a sample is unknown, further columns have the novelty and the nearest class.
+    If a sample is unknown, further columns have the novelty and the nearest class. If
+    the rows have sets, the last column has them.
 
     Parameters
     ----------
@@ -363,6 +444,9 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     any_unknown = any(row["class"] is None for row in rows)
     if any_unknown:
         columns += ["novelty", "threshold", "nearest"]
+    has_sets = any("set" in row for row in rows)
+    if has_sets:
+        columns.append("set")
     cells = []
     for row in rows:
         for rank, entry in enumerate(row["top"]):
@@ -380,8 +464,19 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
                 if rank == 0:
                     novelty = [f"{row[name]:.4g}" for name in ("novelty", "threshold")]
                 line += [*novelty, nearest]
+            if has_sets:
+                line.append(_listed(row["set"]) if rank == 0 else "")
             cells.append(line)
     return table(columns, cells, right=[measure, "novelty", "threshold"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of a set, and the number of the others."""
+    shown = ", ".join(names[:MOST_LISTED])
+    n_more = len(names) - MOST_LISTED
+    if n_more > 0:
+        return f"{shown} and {n_more} more"
+    return shown
 
 
 def _review_lines(

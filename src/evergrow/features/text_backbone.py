@@ -42,7 +42,7 @@ from evergrow.features.weights import (
 
 _OPTIONS = {"max_seq_length", "prompt"}
 _MAX_PROMPT = 1000  # characters
-KEPT_STATES = 3
+KEPT_STATES = 2
 """Number of last hidden states that :func:`kept_states` keeps."""
 
 _SAMPLE_TEXTS = ("a text", "another text, which is longer")

@@ -231,6 +231,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     expected_terms: Any = Unsupported("score novelty")
     scores_as_new_class: Any = Unsupported("score novelty")
     held_out_scores: Any = Unsupported("score learned rows as held-out rows")
+    scores_without_one: Any = Unsupported("score without one of its samples")
     calibrate: Any = Unsupported("be calibrated")
     expected_temperature: Any = Unsupported("be calibrated")
     linear_map: Any = Unsupported("be written as plain matrices")

@@ -17,7 +17,9 @@ from evergrow.core.errors import (
     LabelError,
     MergeError,
     NothingLeftError,
+    NumericalError,
     ParameterError,
+    UnlearnError,
     UnsupportedError,
 )
 from evergrow.core.estimator import listed_counts
@@ -685,6 +687,90 @@ class Classifier(IncrementalClassifier):
         """
         rows = self._learned_rows(X, y, folds, sample_weight)
         return self._state.solved.scores_as_new_class(*rows)
+
+    @_with_threads_for_rows
+    def scores_without_one(
+        self, X: Any, y: Any, sample_weight: Any = None, *, question: Any = None
+    ) -> NDArray[np.float64]:
+        """Return class scores without one learned row, for every row of X.
+
+        Nothing is trained again: the row is subtracted from the statistics. Class
+        means, scatter, degrees of freedom and class shapes are exactly those of the
+        other rows. Ridge, block weights and strength of class shapes stay the same.
+
+        If each row is scored without itself, so do the settings that summarise all
+        rows: prior of the class means, noise of a row, and covariance common to all
+        shapes. With a `question`, they are those of the other rows, as after
+        :meth:`unlearn`, if there are at most 1,024 classes.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Learned rows.
+        y : array-like of shape (n,)
+            The labels they were learned with. Every class must have other rows.
+        sample_weight : array-like of shape (n,), optional
+            The weights they were learned with.
+        question : array-like or Tensor of shape (1, d), optional
+            A row to score without each row of X. By default each row of X is scored
+            without itself.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            Scores in the order of ``classes_``. NaN for rows that cannot have been
+            learned, because the statistics without them would be impossible.
+
+        Raises
+        ------
+        UnsupportedError
+            If the readout is ``"ridge"``.
+        LabelError
+            If a label was not learned.
+        UnlearnError
+            If a row is all that was learned of its class, or class shapes show that it
+            was not learned.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Classifier
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.repeat(range(4), 20)
+        >>> X = rng.normal(size=(80, 8)) + 3 * np.eye(8)[y]
+        >>> wrong = y.copy()
+        >>> wrong[7] = 3
+        >>> model = Classifier(n_units=20, random_state=0).fit(X, wrong)
+        >>> scores = model.scores_without_one(X, wrong)
+        >>> int(scores[7].argmax())
+        0
+        """
+        if self.readout == "ridge":
+            raise UnsupportedError(
+                "scores without a sample need the denoised readout, but readout is "
+                "'ridge'"
+            )
+        Z, codes, _, weights = self._learned_rows(X, y, None, sample_weight)
+        masses = self._state.model.masses[codes]
+        own = torch.ones_like(masses) if weights is None else weights
+        is_last = masses - own <= 1e-9 * masses
+        if bool(is_last.any()):
+            name = self.classes_[int(codes[is_last][0])]
+            raise UnlearnError(
+                f"class {str(name)!r} has one learned sample, so it has no scores "
+                "without it"
+            )
+        asked = None
+        if question is not None:
+            asked = self._features(question, self.device_)
+        try:
+            found = self._state.answering.scores_without_one(Z, codes, weights, asked)
+        except NumericalError as error:
+            raise UnlearnError(
+                "at least one sample was not learned before, or with another label: "
+                "no samples can have the sums without it"
+            ) from error
+        return np.asarray(found.cpu().numpy())
 
     def _learned_rows(
         self, X: Any, y: Any, folds: Any, sample_weight: Any

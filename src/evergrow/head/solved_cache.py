@@ -35,6 +35,7 @@ from evergrow.core.record import Between, record, require
 from evergrow.head.block_weights import choose_link_weights
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.factor import safe_cholesky
+from evergrow.head.linalg.leave_one_out import LeaveOneOut
 from evergrow.head.linalg.ridge_choice import choose_ridge
 from evergrow.head.linalg.scatter import (
     MAX_CORRECTIONS,
@@ -42,7 +43,7 @@ from evergrow.head.linalg.scatter import (
     MeanEstimates,
     SolvedScatter,
 )
-from evergrow.head.linalg.shape_scores import ShapeScores
+from evergrow.head.linalg.shape_scores import LeftOutRows, ShapeScores
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty.matrices import NoveltyMatrices
 from evergrow.head.novelty.score import (
@@ -788,6 +789,75 @@ class SolvedCache(Locked):
             unit = expected_temperature(rest.spread)
             losses[own] = log_losses(rest.scores, codes[rows], unit)
         return HeldOutScores(found, None if self.kind == "ridge" else losses)
+
+    def scores_without_one(
+        self,
+        Z: Tensor,
+        codes: Tensor,
+        weights: Tensor | None = None,
+        question: Tensor | None = None,
+    ) -> Tensor:
+        """Score rows by the denoised readout, each without one learned row.
+
+        Exact for class means, scatter and class shapes. Ridge, block weights and
+        strength of the prior of shapes stay the same. If each row is scored without
+        itself, so do the other settings; see
+        :mod:`evergrow.head.linalg.leave_one_out`.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            The learned rows to leave out. Their classes have other rows.
+        codes : Tensor of shape (n,)
+            Their classes.
+        weights : Tensor of shape (n,), optional
+            The weights they were learned with. By default ones.
+        question : Tensor of shape (1, d), optional
+            The row to score. By default each row is scored without itself.
+
+        Returns
+        -------
+        Tensor of shape (n, C)
+        """
+        self.readout()
+        if weights is None:
+            weights = torch.ones_like(codes, dtype=torch.float64)
+        shapes = self.shapes
+        scores = []
+        for part, part_codes, part_weights in zip(
+            torch.split(Z, _CHUNK_ROWS),
+            torch.split(codes, _CHUNK_ROWS),
+            torch.split(weights, _CHUNK_ROWS),
+            strict=True,
+        ):
+            H, _ = self.project(part)
+            if question is None:
+                found = self._leave_one_out.own_scores(H, part_codes, part_weights)
+            else:
+                h, _ = self.project(question)
+                found = self._leave_one_out.scores_without(
+                    h[0], H, part_codes, part_weights
+                )
+            if shapes is not None and self.model.shapes is not None:
+                P = self.model.shapes.rows(self.model.inputs(part))
+                left_out = LeftOutRows(P, part_codes, part_weights)
+                if question is None:
+                    found = shapes.add(P, found, left_out)
+                else:
+                    asked = self.model.shapes.rows(self.model.inputs(question))
+                    is_learned = ~found.isnan().any(dim=1)
+                    found[is_learned] = shapes.add_without(
+                        asked[0],
+                        found[is_learned],
+                        LeftOutRows(*(column[is_learned] for column in left_out)),
+                    )
+            scores.append(found)
+        return torch.cat(scores)
+
+    @solved_once
+    def _leave_one_out(self) -> LeaveOneOut:
+        """Scores of models that lack one row."""
+        return LeaveOneOut(self.means.scatter)
 
     def scores_as_new_class(
         self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None

@@ -429,6 +429,14 @@ EASY_CLASS = 2.0
 """Decrease of the log-weight of a class in the threshold, per unit by which the mean
 novelty of its held-out rows is below the median of all classes."""
 
+CLASS_GROWTH = 1.5
+"""Power of the number of rival classes by which the odds of a mistake grow. Chosen on
+training rows of streams; 1 would be right if rivals were all alike."""
+
+SIZE_POWER = 3
+"""Power of the number of learned samples by which a held-out row of a smaller model
+counts less in the limits of prediction sets."""
+
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
@@ -454,6 +462,36 @@ class ScoredRows:
 
     def __len__(self) -> int:
         return len(self.novelty)
+
+
+@dataclass(frozen=True, eq=False)
+class RankedRows:
+    """Held-out rows of known classes: how far each is from being recognised.
+
+    Parameters
+    ----------
+    novelty : ndarray of shape (n,)
+        Novelty scores.
+    losses : ndarray of shape (n,)
+        Log loss of the own class at the present temperature. 0 if the own class is the
+        most likely one.
+    weights : ndarray of shape (n,)
+        Weights of the rows. Rows of smaller models count less.
+    classes : ndarray of str of shape (n,)
+        Their classes.
+    """
+
+    novelty: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    classes: NDArray[np.str_]
+
+    def __len__(self) -> int:
+        return len(self.novelty)
+
+    def take(self, rows: NDArray[np.bool_]) -> RankedRows:
+        """Return the rows of a mask."""
+        return RankedRows(*(column[rows] for column in vars(self).values()))
 
 
 @record("calibration")
@@ -503,6 +541,10 @@ class Calibration:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` if the tables do not fit each other."""
+        require(
+            len(set(self.classes)) == len(self.classes),
+            "its classes have a name twice",
+        )
         for name, rows in (("known", self.known), ("unknown", self.unknown)):
             for indices, length in (
                 (rows.measurement, len(self.measurements)),
@@ -704,17 +746,57 @@ class Calibration:
         weights = 1.0 / sizes[codes] if len(rows) else np.empty(0)
         return ScoredRows(scores, self._probabilities(rows), weights, codes)
 
+    @cached_property
+    def ranked_rows(self) -> RankedRows:
+        """Novelty and loss of the held-out rows, as the present model has them.
+
+        A row was measured when there were fewer classes. Each class that came later can
+        be mistaken for the own class of the row, so its odds of a mistake grow with the
+        number of classes. Rows without losses are left out.
+        """
+        known = self.known.take(self._in_use)
+        losses = self._own_losses(known)
+        measured = np.ones(len(known), dtype=bool)
+        is_top = np.ones(len(known), dtype=bool)
+        if self.n_classes > 1 and known.losses is not None:
+            # The loss at the highest temperature is never 0 with several classes.
+            measured = known.losses[:, -1] > 0.0
+            # At the lowest temperature the most likely class has all the probability.
+            is_top = known.losses[:, 0] < math.log(2.0)
+            n_before = np.array([entry.n_classes for entry in self.measurements])
+            rivals = (self.n_classes - 1) / (n_before[known.measurement] - 1)
+            growth = CLASS_GROWTH * np.log(np.maximum(rivals, 1.0))
+            # log(1 + odds * growth), where the loss is log(1 + odds).
+            odds = np.log(np.expm1(np.clip(losses, 1e-12, 500.0))) + growth
+            losses = np.logaddexp(0.0, odds)
+            is_top &= losses < math.log(2.0)
+        elif known.losses is None:
+            measured[:] = False
+        sizes = np.array([entry.size for entry in self.measurements], dtype=float)
+        weights = (sizes / sizes.max(initial=1.0))[known.measurement] ** SIZE_POWER
+        rows = RankedRows(
+            self.pool.standard().score(known.terms) if len(known) else np.empty(0),
+            np.where(is_top, 0.0, losses),
+            weights,
+            np.array(self.classes, dtype=np.str_)[known.codes],
+        )
+        return rows.take(measured)
+
     def _probabilities(self, rows: HeldOutRows) -> NDArray[np.float64]:
         """Return the probability of the class of each row; 1 without losses."""
+        return np.asarray(np.exp(-self._own_losses(rows)))
+
+    def _own_losses(self, rows: HeldOutRows) -> NDArray[np.float64]:
+        """Return the log loss of each row at the temperature; 0 without losses."""
         temperature = self.temperature()
         if rows.losses is None or temperature is None:
-            return np.ones(len(rows))
+            return np.zeros(len(rows))
         grid = np.log(TEMPERATURES)
         place = np.interp(np.log(temperature), grid, np.arange(len(grid)))
         below = min(int(place), len(grid) - 2)
         share = place - below
         losses = rows.losses[:, below : below + 2].astype(np.float64)
-        return np.asarray(np.exp(-(losses @ np.array([1.0 - share, share]))))
+        return np.asarray(losses @ np.array([1.0 - share, share]))
 
     # -- calibrating a head ------------------------------------------------------------
 

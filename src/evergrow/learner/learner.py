@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
+    FewSamplesWarning,
     InputError,
     MergeError,
     NotFittedError,
@@ -42,6 +44,12 @@ from evergrow.learner.explanation import (
     explain_sample,
 )
 from evergrow.learner.learning import LabelledRows, encode_labelled, learn
+from evergrow.learner.prediction_sets import (
+    COVERAGE,
+    PredictionSets,
+    prediction_sets,
+    set_limits,
+)
 from evergrow.learner.predictions import Predictions
 from evergrow.learner.snapshot import (
     Change,
@@ -1116,6 +1124,86 @@ class Learner(Estimator):
             label_kind=state.label_kind,
             index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
         )
+
+    def predict_set(
+        self,
+        items: Any,
+        coverage: float = COVERAGE,
+        *,
+        per_class: bool = False,
+        false_alarm: float | None = None,
+        on_error: OnError | None = None,
+    ) -> PredictionSets:
+        """Return the classes that each sample may belong to.
+
+        Of new samples of the learned classes, the stated fraction has its true class in
+        its set. This holds if they resemble the learned ones. The set of a sample that
+        looks unknown is empty.
+
+        Parameters
+        ----------
+        items : object
+            As for :meth:`predict`.
+        coverage : float, default=0.95
+            Fraction of samples whose set has their class, between 0 and 1.
+        per_class : bool, default=False
+            Whether the coverage holds for the samples of each class. A class needs 19
+            held-out samples for a coverage of 0.95, and 99 for 0.99.
+        false_alarm : float, optional
+            Fraction of known samples that may be called unknown, as for
+            :meth:`is_unknown`. The coverage then holds for the samples that are not
+            called unknown. By default, the coverage decides: samples called unknown
+            count as misses, and a tenth of all misses is spent on them.
+        on_error : {"raise", "skip"}, optional
+            As for :meth:`predictions`.
+
+        Returns
+        -------
+        PredictionSets
+            One set per readable sample. ``labels`` lists the sets, ``unknown`` says
+            which are empty, and ``note`` says if held-out samples are too few.
+
+        Raises
+        ------
+        ParameterError
+            If the coverage or the false alarm rate is not between 0 and 1.
+        NotFittedError
+            If nothing was learned yet, or the calibration has no held-out sample.
+        UnsupportedError
+            If the method has no calibrated probabilities, or cannot score novelty.
+
+        Warns
+        -----
+        FewSamplesWarning
+            If there are too few held-out samples for the coverage. Every set then has
+            all classes.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> from evergrow import Learner
+        >>> X, y = load_digits(return_X_y=True)
+        >>> learner = Learner(options={"n_units": 200}).fit(X[:900], y[:900])
+        >>> found = learner.predict_set(X[900:], coverage=0.99)
+        >>> bool(found.covered(y[900:]).mean() > 0.97)
+        True
+        >>> found.sizes.max() <= 5
+        True
+        """
+        state = self._require_fitted()
+        for name in ("predict_proba", "novelty_score"):
+            self._require_method(name)
+        limits = set_limits(
+            state.calibration,
+            state.classes,
+            coverage,
+            per_class=per_class,
+            false_alarm=false_alarm,
+        )
+        if limits.is_trivial:
+            warnings.warn(limits.note, FewSamplesWarning, stacklevel=2)
+        found = self.predictions(items, false_alarm=FALSE_ALARM, on_error=on_error)
+        return prediction_sets(found, limits)
 
     def explain(
         self, item: Any, label: Any = None, *, against: Any = None

@@ -17,6 +17,7 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
+from evergrow.learner.adaptation_file import is_adaptation_file
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.encoder import Encoder, check_width
 from evergrow.learner.learner import (
@@ -89,12 +90,19 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
     UnsupportedError
         If learners of this method cannot be merged.
     ParameterError
-        If the backbone is to be adapted, which needs all images at once.
+        If the backbone is to be adapted, which needs all images at once, or was adapted
+        by a file that workers do not have.
     """
     if fresh and learner.adapt is not None:
         raise ParameterError(
             f"adapt must be left out with an engine, got {learner.adapt!r}: adapt a "
             "model to some of the images without it, and update that model with it"
+        )
+    if fresh and is_adaptation_file(learner.weights):
+        raise ParameterError(
+            "weights must not be a file of evergrow adapt with an engine, got "
+            f"{str(learner.weights)!r}: learn some of the images without it, and "
+            "update that model with it"
         )
     if fresh:
         head = create_head(learner, seed_of(learner))

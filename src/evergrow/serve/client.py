@@ -141,6 +141,9 @@ class Prediction:
         Whether the sample looks like no learned class. None without a calibration.
     unsure : bool or None
         Whether the prediction should be checked. None without probabilities.
+    set : tuple of str or None
+        The classes that the sample may belong to, most likely first. Empty if it looks
+        unknown. None without a coverage.
     """
 
     label: str | None
@@ -150,6 +153,7 @@ class Prediction:
     familiarity: float | None
     unknown: bool | None
     unsure: bool | None
+    set: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,8 @@ class PredictionList:
         Novelty above which a sample is unknown.
     answers : tuple of Prediction
         One prediction per sample.
+    note : str
+        What limits the guarantee of the coverage; empty if nothing does.
     """
 
     model: str
@@ -175,11 +181,62 @@ class PredictionList:
     measure: str
     threshold: float | None
     answers: tuple[Prediction, ...]
+    note: str = ""
 
     @property
     def labels(self) -> list[str | None]:
         """The label of every sample. None for unknown samples."""
         return [answer.label for answer in self.answers]
+
+
+@dataclass(frozen=True)
+class SuspectSample:
+    """A sample whose label may be wrong.
+
+    Parameters
+    ----------
+    sample : int
+        Index of the sample.
+    label : str
+        Its label.
+    suggestion : str
+        The most likely other class.
+    score : float
+        Probability that the label is wrong.
+    likely : bool
+        Whether the label is likely wrong.
+    """
+
+    sample: int
+    label: str
+    suggestion: str
+    score: float
+    likely: bool
+
+
+@dataclass(frozen=True)
+class AnswerSupport:
+    """A learned sample, and the answer without it.
+
+    Parameters
+    ----------
+    sample : int
+        Index of the sample.
+    label : str
+        Its label.
+    effect : float
+        How far the log-odds of the answer fall without the sample.
+    probability : float
+        Probability of the answer without the sample.
+    answer : str
+        The most likely class without the sample.
+    """
+
+    sample: int
+    label: str
+    effect: float
+    probability: float
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -516,6 +573,8 @@ class Client:
         k: int = 3,
         false_alarm: float = 0.05,
         strangers: Literal["few", "some", "many"] = "some",
+        coverage: float | None = None,
+        per_class: bool = False,
     ) -> PredictionList:
         """Predict samples. Give exactly one of images, texts and rows.
 
@@ -535,6 +594,11 @@ class Client:
             Fraction of known samples that may be reported as unknown.
         strangers : {"few", "some", "many"}, default="some"
             How many samples of unknown classes to expect.
+        coverage : float, optional
+            Fraction of new samples of known classes whose set has their class. By
+            default there are no sets.
+        per_class : bool, default=False
+            Whether the coverage holds for the samples of each class.
 
         Raises
         ------
@@ -543,7 +607,13 @@ class Client:
         RejectedError
             If the model does not take these samples.
         """
-        options = {"k": k, "false_alarm": false_alarm, "strangers": strangers}
+        options: dict[str, Any] = {
+            "k": k,
+            "false_alarm": false_alarm,
+            "strangers": strangers,
+        }
+        if coverage is not None:
+            options |= {"coverage": coverage, "per_class": per_class}
         sent = _samples(images, texts, rows, options)
         document = self._json("POST", _path(name, "predict"), **sent)
         answers = tuple(map(_prediction, _member(document, "answers")))
@@ -611,6 +681,107 @@ class Client:
         fields = {**_labels(labels), "note": note, "for_good": for_good}
         sent = _samples(images, texts, rows, fields)
         return self._change(name, "unlearn", key, **sent)
+
+    def relabel(
+        self,
+        name: str,
+        source: str,
+        target: str,
+        *,
+        images: Sequence[Image] | None = None,
+        texts: Sequence[str] | None = None,
+        rows: ArrayLike | None = None,
+        note: str = "",
+        key: str | None = None,
+    ) -> ChangeResult:
+        """Move samples to another class, as if they had been taught so.
+
+        Give the same samples as to :meth:`teach`.
+
+        Parameters
+        ----------
+        name, images, texts, rows, note, key
+            As for :meth:`teach`.
+        source : str
+            The class that the samples were taught as.
+        target : str
+            The class to move them to; it may be new.
+
+        Raises
+        ------
+        RejectedError
+            If the model never learned these samples as `source`.
+        """
+        options = {"source": source, "target": target, "note": note}
+        sent = _samples(images, texts, rows, options)
+        return self._change(name, "relabel", key, **sent)
+
+    # -- labelled samples --------------------------------------------------------------
+
+    def suspects(
+        self,
+        name: str,
+        labels: str | Sequence[str],
+        *,
+        images: Sequence[Image] | None = None,
+        texts: Sequence[str] | None = None,
+        rows: ArrayLike | None = None,
+        learned: bool | None = None,
+        n: int = 100,
+    ) -> tuple[SuspectSample, ...]:
+        """Return labelled samples, the most likely mislabelled ones first.
+
+        Parameters
+        ----------
+        name, labels, images, texts, rows
+            As for :meth:`teach`.
+        learned : bool, optional
+            Whether the model has learned the samples. By default the service finds
+            out.
+        n : int, default=100
+            Number of samples to return.
+        """
+        fields = {**_labels(labels), "n": n}
+        if learned is not None:
+            fields["learned"] = learned
+        sent = _samples(images, texts, rows, fields)
+        document = self._json("POST", _path(name, "suspects"), **sent)
+        found = _member(document, "suspects")
+        return tuple(_record(SuspectSample, entry) for entry in found)
+
+    def blame(
+        self,
+        name: str,
+        labels: str | Sequence[str],
+        *,
+        images: Sequence[Image] | None = None,
+        texts: Sequence[str] | None = None,
+        rows: ArrayLike | None = None,
+        question: int = 0,
+        explain: str | None = None,
+        n: int = 20,
+    ) -> tuple[AnswerSupport, ...]:
+        """Return the learned samples that an answer depends on most.
+
+        Parameters
+        ----------
+        name, labels, images, texts, rows
+            As for :meth:`teach`: learned samples with their labels, and among them the
+            sample in question with any label.
+        question : int, default=0
+            Index of the sample in question.
+        explain : str, optional
+            Class to explain. By default the most likely one.
+        n : int, default=20
+            Number of samples to return.
+        """
+        fields = {**_labels(labels), "question": question, "n": n}
+        if explain is not None:
+            fields["explain"] = explain
+        sent = _samples(images, texts, rows, fields)
+        document = self._json("POST", _path(name, "blame"), **sent)
+        found = _member(document, "samples")
+        return tuple(_record(AnswerSupport, entry) for entry in found)
 
     # -- changes without samples -------------------------------------------------------
 
@@ -899,9 +1070,11 @@ def _member(document: Mapping[str, Any], name: str) -> Any:
 
 def _prediction(document: Mapping[str, Any]) -> Prediction:
     """Return the prediction of one sample."""
+    names = _member(document, "set")
     return _record(
         Prediction,
         document,
+        set=None if names is None else tuple(names),
         nearest=_top_class(_member(document, "nearest")),
         top=tuple(map(_top_class, _member(document, "top"))),
     )

@@ -23,6 +23,7 @@ from evergrow.learner.explanation import (
     explain_text,
 )
 from evergrow.learner.learner import Learner
+from evergrow.learner.prediction_sets import PredictionSets, SetLimits, set_limits
 from evergrow.learner.predictions import Predictions
 from evergrow.serve import schemas
 from evergrow.serve.backbones import Prepared
@@ -100,6 +101,14 @@ class OpenModel:
         calibration = version.learner.state_.calibration
         metrics.note_predictions(self.name, calibration, predictions)
         return version.with_false_alarm(predictions, false_alarm)
+
+    def set_limits(self, coverage: float, per_class: bool) -> SetLimits:
+        """Return the limits of prediction sets with a coverage."""
+        self.version.require_ready()
+        state = self.version.learner.state_
+        return set_limits(
+            state.calibration, state.classes, coverage, per_class=per_class
+        )
 
     async def encode(
         self, samples: RequestSamples, *, alone: bool = False
@@ -259,11 +268,26 @@ ModelDep = Annotated[OpenModel, Depends(OpenModel)]
 
 
 def predictions_json(
-    model: OpenModel, predictions: Predictions, k: int, strangers: str
+    model: OpenModel,
+    predictions: Predictions,
+    k: int,
+    strangers: str,
+    sets: PredictionSets | None = None,
 ) -> str:
     """Return a :class:`~evergrow.serve.schemas.PredictionsRecord` document as JSON.
 
-    It lists the `k` most likely classes of every sample.
+    Parameters
+    ----------
+    model : OpenModel
+        The model that predicted.
+    predictions : Predictions
+        The predictions.
+    k : int
+        Number of classes to list for each sample.
+    strangers : {"few", "some", "many"}
+        How many samples of unknown classes to expect.
+    sets : PredictionSets, optional
+        The prediction sets of the samples.
     """
     calibration = model.version.learner.state_.calibration
     unsure: list[bool | None] = [None] * len(predictions.values)
@@ -277,6 +301,9 @@ def predictions_json(
         _sample_answer(predictions, row, best, unsure[row], familiarity[row])
         for row, best in enumerate(predictions.ranked(k))
     ]
+    if sets is not None:
+        for sample, labels in zip(samples, sets.labels, strict=True):
+            sample.set = [str(label) for label in labels.tolist()]
     threshold = None
     if predictions.threshold is not None:
         threshold = float(predictions.threshold[0])
@@ -285,6 +312,7 @@ def predictions_json(
         revision=model.version.revision,
         measure=predictions.measure,
         threshold=threshold,
+        note="" if sets is None else sets.note,
         answers=samples,
     )
     return document.model_dump_json(by_alias=True)
@@ -323,6 +351,7 @@ def _sample_answer(
         familiarity=familiarity,
         unknown=unknown,
         unsure=unsure,
+        set=None,
     )
 
 

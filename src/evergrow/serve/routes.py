@@ -16,11 +16,17 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from evergrow import tools
-from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
+from evergrow.core.errors import (
+    EvergrowError,
+    FileFormatError,
+    LabelError,
+    ModelNotFoundError,
+)
 from evergrow.core.escaping import printable
 from evergrow.core.files import partial_folder
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
+from evergrow.learner.prediction_sets import prediction_sets
 from evergrow.serve import schemas
 from evergrow.serve.bodies import (
     BINARY,
@@ -46,6 +52,7 @@ from evergrow.serve.open_model import (
 )
 from evergrow.serve.problems import PROBLEMS, Problem, problem_of
 from evergrow.serve.service import Service, ServiceDep, check_writable
+from evergrow.tools.blaming import Blame
 from evergrow.tools.strictness import AcceptanceLimits
 
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
@@ -62,6 +69,9 @@ TEACH_BODY = SampleBody(schemas.TeachRequest)
 UNLEARN_BODY = SampleBody(schemas.UnlearnRequest)
 UNLABELLED_BODY = SampleBody(schemas.LearnUnlabelledRequest)
 SUGGEST_BODY = SampleBody(schemas.SuggestRequest)
+SUSPECTS_BODY = SampleBody(schemas.SuspectsRequest)
+BLAME_BODY = SampleBody(schemas.BlameRequest)
+RELABEL_BODY = SampleBody(schemas.RelabelRequest)
 GROUP_BODY = SampleBody(schemas.GroupRequest)
 DRIFT_BODY = SampleBody(schemas.FalseAlarm)
 CURVE_BODY = SampleBody(schemas.Labels)
@@ -282,8 +292,14 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 async def predict(
     model: ModelDep, body: Annotated[RequestSamples, Depends(PREDICT_BODY)]
 ) -> Response:
-    """Return the most likely classes of each sample, and whether it is unknown."""
+    """Return the most likely classes of each sample, and whether it is unknown.
+
+    With ``coverage``, also return the classes that each sample may belong to.
+    """
     k = body.fields.k
+    limits = None
+    if body.fields.coverage is not None:
+        limits = model.set_limits(body.fields.coverage, body.fields.per_class)
     if len(body) * min(k, len(model.version.counts)) > _MAX_LISTED_CLASSES:
         raise Problem(
             413,
@@ -292,8 +308,18 @@ async def predict(
             "TooMany",
         )
     predictions = await model.predict(body, body.fields.false_alarm)
+    sets = None
+    if limits is not None:
+        sets = await asyncio.to_thread(prediction_sets, predictions, limits)
+        if sets.sizes.sum() > _MAX_LISTED_CLASSES:
+            raise Problem(
+                413,
+                f"sets may list at most {_MAX_LISTED_CLASSES:,} classes: send fewer "
+                "samples or a smaller coverage",
+                "TooMany",
+            )
     document = await asyncio.to_thread(
-        predictions_json, model, predictions, k, body.fields.strangers
+        predictions_json, model, predictions, k, body.fields.strangers, sets
     )
     headers = {"ETag": model.version.etag}
     return Response(document, media_type=JSON, headers=headers)
@@ -333,6 +359,64 @@ async def suggest(
     found = await model.analyze(body, tools.suggest, body.fields.n)
     return schemas.SuggestionRecord(
         order=found.rows.tolist(), unknown=found.is_novel.tolist()
+    )
+
+
+@samples.post("/suspects", openapi_extra=SUSPECTS_BODY.describe())
+async def suspects(
+    model: ModelDep, body: Annotated[RequestSamples, Depends(SUSPECTS_BODY)]
+) -> schemas.SuspectsRecord:
+    """Rank labelled samples by how likely their labels are wrong.
+
+    Each sample is scored as if it had not been learned. The model does not change.
+    """
+    found = await model.analyze(
+        body, tools.suspects, body.labels(), learned=body.fields.learned
+    )
+    return schemas.SuspectsRecord(
+        suspects=[
+            schemas.SuspectRecord(sample=entry.row, **vars(entry))
+            for entry in found.samples[: body.fields.n]
+        ],
+        n_likely=len(found.likely),
+        n_new=found.n_new,
+        n_alone=len(found.alone),
+    )
+
+
+@samples.post("/blame", openapi_extra=BLAME_BODY.describe())
+async def blame(
+    model: ModelDep, body: Annotated[RequestSamples, Depends(BLAME_BODY)]
+) -> schemas.BlameRecord:
+    """Rank learned samples by how much an answer would change without each of them.
+
+    Send the sample in question beside samples that the model has learned.
+    """
+    fields = body.fields
+    labels = body.labels()
+    if fields.question >= len(labels):
+        raise LabelError(
+            f"question must be the index of one of the {len(labels)} samples, got "
+            f"{fields.question}"
+        )
+    learned = np.delete(np.arange(len(labels)), fields.question)
+
+    def find(learner: Learner, X: Any) -> Blame:
+        """Return what the answer to the sample in question depends on."""
+        asked = X[fields.question : fields.question + 1]
+        data = (X[learned], labels[learned])
+        return tools.blame(learner, asked, data, label=fields.explain)
+
+    found = await model.analyze(body, find)
+    return schemas.BlameRecord(
+        answer=found.answer,
+        probability=found.probability,
+        predicted=found.predicted,
+        samples=[
+            schemas.BlamedRecord(sample=int(learned[entry.row]), **vars(entry))
+            for entry in found.samples[: fields.n]
+        ],
+        n_alone=len(found.alone),
     )
 
 
@@ -501,6 +585,22 @@ async def _remove_kept_copies(
     encode = change.model.service.without_metadata
     files = [await encode(name, data) for name, data in images]
     await asyncio.to_thread(KeptImages(change.model).remove_copies, files)
+
+
+@changes.post("/relabel", openapi_extra=RELABEL_BODY.describe())
+async def relabel(
+    change: ChangeDep, body: Annotated[RequestSamples, Depends(RELABEL_BODY)]
+) -> schemas.ChangeAnswer:
+    """Move samples to another class, as if they had been taught so.
+
+    Send the same bytes as in ``teach``.
+    """
+    fields = body.fields
+    return await change.learn(
+        "relabel",
+        body,
+        lambda learner, X: learner.relabel(X, fields.source, fields.target),
+    )
 
 
 @changes.post("/learn-unlabelled", openapi_extra=UNLABELLED_BODY.describe())

@@ -297,6 +297,14 @@ class PredictRequest(FalseAlarm):
     k: Whole = Field(
         3, ge=1, le=1000, description="Number of classes to list, most likely first."
     )
+    coverage: Omittable[Annotated[float, Field(gt=0, lt=1)]] = Field(
+        None,
+        description="Fraction of new samples of known classes whose `set` has their "
+        "class. Without it there are no sets.",
+    )
+    per_class: bool = Field(
+        False, description="Whether the coverage holds for the samples of each class."
+    )
 
 
 class ExplainRequest(RequestModel):
@@ -386,6 +394,42 @@ class SuggestRequest(RequestModel):
         le=1000,
         description="Number of suggestions; fewer if the others are copies.",
     )
+
+
+class SuspectsRequest(Labels):
+    """Labels of samples to check, and whether the model has learned them."""
+
+    learned: Omittable[bool] = Field(
+        None,
+        description="Whether the model has learned the samples. By default a sample "
+        "counts as learned unless the model's statistics show that it cannot be.",
+    )
+    n: Whole = Field(
+        100, ge=1, le=1000, description="Number of samples to list, the worst first."
+    )
+
+
+class BlameRequest(Labels):
+    """Labels of learned samples, among which is the sample in question."""
+
+    question: Whole = Field(
+        0,
+        ge=0,
+        description="Index of the sample in question. Its own label is not used.",
+    )
+    explain: Omittable[ClassName] = Field(
+        None, description="Class to explain. By default the most likely one."
+    )
+    n: Whole = Field(
+        20, ge=1, le=1000, description="Number of samples to list, the strongest first."
+    )
+
+
+class RelabelRequest(NoteRequest):
+    """The class that samples were taught as, and the class to move them to."""
+
+    source: ClassName
+    target: ClassName
 
 
 class EvaluateRequest(Labels, FalseAlarm):
@@ -585,6 +629,11 @@ class SamplePrediction(BaseModel):
         description="Whether the prediction should be checked, because its probability "
         "is low or the sample may be of an unknown class. Null without probabilities."
     )
+    set: list[str] | None = Field(
+        None,
+        description="The classes that the sample may belong to, most likely first. "
+        "Empty if it looks unknown; null without `coverage`.",
+    )
 
 
 class PredictionsRecord(BaseModel):
@@ -598,6 +647,10 @@ class PredictionsRecord(BaseModel):
         pattern="^(probability|familiarity|score)$",
     )
     threshold: float | None
+    note: str = Field(
+        "",
+        description="What limits the guarantee of the coverage; empty if nothing does.",
+    )
     answers: list[SamplePrediction]
 
 
@@ -630,6 +683,60 @@ class SuggestionRecord(BaseModel):
     order: list[int] = Field(description="Indices of samples, the most useful first.")
     unknown: list[bool] = Field(
         description="Whether each of them looks like no learned class."
+    )
+
+
+class SuspectRecord(BaseModel):
+    """A sample whose label may be wrong."""
+
+    sample: int = Field(description="Index of the sample.")
+    label: str
+    suggestion: str = Field(description="The most likely other class.")
+    score: float = Field(description="Probability that the label is wrong.")
+    likely: bool = Field(description="Whether the label is likely wrong.")
+
+
+class SuspectsRecord(BaseModel):
+    """Samples by how likely their labels are wrong."""
+
+    suspects: list[SuspectRecord] = Field(description="The most suspect first.")
+    n_likely: int = Field(description="Number of labels that are likely wrong.")
+    n_new: int = Field(
+        description="Number of samples that the model has not learned. They were "
+        "scored as they are."
+    )
+    n_alone: int = Field(
+        description="Number of samples that are the only learned one of their class. "
+        "They have no score."
+    )
+
+
+class BlamedRecord(BaseModel):
+    """A learned sample, and the answer without it."""
+
+    sample: int = Field(description="Index of the sample.")
+    label: str
+    effect: float = Field(
+        description="How far the log-odds of the answer fall without the sample."
+    )
+    probability: float = Field(
+        description="Probability of the answer without the sample."
+    )
+    answer: str = Field(description="The most likely class without the sample.")
+
+
+class BlameRecord(BaseModel):
+    """An answer, and the learned samples that it depends on."""
+
+    answer: str
+    probability: float
+    predicted: str = Field(description="The most likely class.")
+    samples: list[BlamedRecord] = Field(
+        description="The strongest support of the answer first."
+    )
+    n_alone: int = Field(
+        description="Number of samples that are the only learned one of their class. "
+        "They were not taken out."
     )
 
 

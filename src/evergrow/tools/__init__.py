@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from evergrow.core.imports import lazy_names
 
 if TYPE_CHECKING:
+    from evergrow.tools.blaming import blame
     from evergrow.tools.comparison import compare_learners
     from evergrow.tools.data_check import check_samples
     from evergrow.tools.drift_detection import drift
     from evergrow.tools.feature_levels import try_levels
     from evergrow.tools.grouping import group_unknown
     from evergrow.tools.learning_curves import learning_curve
+    from evergrow.tools.mislabelled import suspects
     from evergrow.tools.sorting import (
         estimate_unknown_files,
         plan_sort,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from evergrow.tools.suggestions import suggest
 
 _MODULES = {
+    "blame": "blaming",
     "compare_learners": "comparison",
     "check_samples": "data_check",
     "drift": "drift_detection",
@@ -39,9 +42,11 @@ _MODULES = {
     "sort_folder": "sorting",
     "undo_sort": "sorting",
     "suggest": "suggestions",
+    "suspects": "mislabelled",
 }
 
 __all__ = [
+    "blame",
     "check_samples",
     "compare_learners",
     "drift",
@@ -53,6 +58,7 @@ __all__ = [
     "plan_sort",
     "sort_folder",
     "suggest",
+    "suspects",
     "try_levels",
     "undo_sort",
 ]

@@ -394,10 +394,26 @@ class SolvedScatter:
         float
             0 if the rows give no estimate: each class has one row, or copies of one.
         """
-        k = self.means.shape[0]
         freedom = float(self.counts.sum()) - len(self.counts)
+        return self.noise_energy_of(self.trace_inverse, freedom, inside=inside)
+
+    def noise_energy_of(
+        self, trace_inverse: float, freedom: float, *, inside: bool = False
+    ) -> float:
+        """Return :meth:`noise_energy` of other rows with the same ridge.
+
+        Parameters
+        ----------
+        trace_inverse : float
+            ``tr A^-1`` of these rows.
+        freedom : float
+            Their degrees of freedom.
+        inside : bool, default=False
+            As for :meth:`noise_energy`.
+        """
         # u = tr(A^-1 (A - alpha I))
-        within = k - (self.alpha + self.factor.jitter) * self.trace_inverse
+        k = self.means.shape[0]
+        within = k - (self.alpha + self.factor.jitter) * trace_inverse
         if freedom < 1.0 or within <= 1e-8:
             return 0.0
         if inside:
@@ -434,11 +450,17 @@ class MeanEstimates:
     spread : float
         t, the mean energy of a true mean about the common centre. 0 if the noise is
         unknown.
+    centre : Tensor of shape (C,)
+        Weights of the class means in the common centre.
+    prior : Tensor of shape (C, C) or None
+        Gamma. None if each mean is shrunk independently, or not at all.
     """
 
     weights: Tensor
     offset: Tensor
     spread: float
+    centre: Tensor
+    prior: Tensor | None = None
 
     @classmethod
     def of(
@@ -486,6 +508,7 @@ class MeanEstimates:
             across, within, energies = _centred_energies(means, solved, centre, freedom)
             spread = mean_spread(energies, noise)
         weights = freedom * (solved - (solved @ centre)[:, None])
+        prior = None
         if is_noisy and classes > MAX_SHARED_CLASSES:
             kept = spread / (spread + noise)  # F = diag(r)
             weights = weights * kept
@@ -496,9 +519,11 @@ class MeanEstimates:
             # K, from the products of means that are not centred.
             gram = freedom * (means.T @ solved)
             gram = 0.5 * (gram + gram.T) - across[:, None] - across[None, :] + within
-            mixing, energies = _shrinkage(gram, noise, spread)
+            prior = _prior(gram, noise, spread)
+            mixing, energies = _shrinkage(gram, prior, noise, spread)
             weights = weights @ mixing.T
-        return cls(weights, -((means @ centre) @ weights) - 0.5 * energies, spread)
+        offset = -((means @ centre) @ weights) - 0.5 * energies
+        return cls(weights, offset, spread, centre, prior)
 
 
 def _centred_energies(
@@ -530,8 +555,8 @@ def _centred_energies(
     return across, within, energies.clamp_min(0.0)
 
 
-def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tensor]:
-    """Return ``F = Gamma (Gamma + diag(v))^-1`` (C, C) and the energies o_c (C,).
+def _prior(gram: Tensor, noise: Tensor, spread: float) -> Tensor:
+    """Return the average Gamma (C, C) of the two priors of the true means.
 
     Parameters
     ----------
@@ -549,6 +574,25 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
     signal = (values - 1.0).clamp_min(0.0)
     prior = SHARED_PRIOR_WEIGHT * (directions * signal) @ directions.T
     prior.diagonal().add_((1.0 - SHARED_PRIOR_WEIGHT) * spread)
+    return prior
+
+
+def _shrinkage(
+    gram: Tensor, prior: Tensor, noise: Tensor, spread: float
+) -> tuple[Tensor, Tensor]:
+    """Return ``F = Gamma (Gamma + diag(v))^-1`` (C, C) and the energies o_c (C,).
+
+    Parameters
+    ----------
+    gram : Tensor of shape (C, C)
+        K.
+    prior : Tensor of shape (C, C)
+        Gamma.
+    noise : Tensor of shape (C,)
+        v_c.
+    spread : float
+        t.
+    """
     total = prior.clone()
     total.diagonal().add_(noise)
     mixing = torch.linalg.solve(total, prior).T  # Gamma is symmetric

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +70,30 @@ _STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(
 """Candidates for the strength nu of the prior."""
 
 _CLASSES_PER_BATCH = 256
+
+_TERM_NUMBERS = 2**23
+"""Numbers in the scatters that are factored at once."""
+
+_SMALLEST_REST = 1e-9
+"""Lower bound of a determinant's ratio after a row was left out."""
+
+
+class LeftOutRows(NamedTuple):
+    """Learned rows, each of which is left out of the shape of its class.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (n, k)
+        Projected rows.
+    codes : Tensor of shape (n,)
+        Their classes, each of which keeps other rows.
+    weights : Tensor of shape (n,)
+        The weights they were learned with.
+    """
+
+    rows: Tensor
+    codes: Tensor
+    weights: Tensor
 
 
 class ShapeScores:
@@ -124,8 +149,7 @@ class ShapeScores:
         self.has_terms = False
         self.floors = torch.zeros_like(self.counts)
         self._freedom = (self.counts - 1.0).clamp_min(0.0)
-        span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
-        size_factor = ((self.counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
+        size_factor = _size_factor(self.counts)
         has_shapes = bool(size_factor.any())
         # Without terms, the rest is only needed to find the strength.
         if strength is not None and not has_shapes:
@@ -148,7 +172,9 @@ class ShapeScores:
         self.has_terms = has_shapes
         self._terms = _Terms(shapes)
 
-    def add(self, P: Tensor, scores: Tensor) -> Tensor:
+    def add(
+        self, P: Tensor, scores: Tensor, left_out: LeftOutRows | None = None
+    ) -> Tensor:
         """Add shape terms to linear scores.
 
         Parameters
@@ -157,6 +183,9 @@ class ShapeScores:
             Projected rows.
         scores : Tensor of shape (n, C)
             Linear class scores.
+        left_out : LeftOutRows, optional
+            For each row of P, a learned row whose class has its shape without it. The
+            covariance C_0 stays.
 
         Returns
         -------
@@ -172,6 +201,10 @@ class ShapeScores:
         pair_classes = likeliest[pair_rows, ranks]
         terms = torch.zeros_like(likeliest, dtype=scores.dtype)
         terms[pair_rows, ranks] = self._pair_terms(P, pair_rows, pair_classes)
+        if left_out is not None:
+            is_own = likeliest == left_out.codes[:, None]
+            own_terms = self._terms_without(P, left_out)[:, None].expand_as(terms)
+            terms = torch.where(is_own, own_terms, terms)
         # All other classes get the lowest term, see LIKELIEST.
         lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
@@ -179,7 +212,14 @@ class ShapeScores:
     def _pair_terms(self, P: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
         """Return the terms (m,) of pairs of a row of P (n, k) and a class."""
         self._compute_terms(torch.unique(classes))
-        white = self._whiten(P)
+        values = self._pair_values(self._whiten(P), rows, classes)
+        return torch.maximum(values, self.floors[classes])
+
+    def _pair_values(self, white: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+        """Return the terms (m,) without their floors, from whitened rows (n, k).
+
+        The terms of the classes must be computed.
+        """
         values = white.new_empty(len(classes))
         n_classes = len(self.counts)
         for group in self._terms.groups:
@@ -189,7 +229,148 @@ class ShapeScores:
                 deviations = white[rows[tile.rows]] - means
                 found = self._terms.values(group, tile.classes, deviations)
                 values[tile.rows[tile.inside]] = found[tile.inside]
-        return torch.maximum(values, self.floors[classes])
+        return values
+
+    def _terms_without(self, P: Tensor, left_out: LeftOutRows) -> Tensor:
+        """Return the term (n,) of each row and the class that loses a learned row.
+
+        Let d be the deviation of the learned row from the class mean, whitened, and w
+        its weight. Without it, with ``g = n_c w / (n_c - w)``, the class has the mean
+        ``mean_c - w d / (n_c - w)`` and the scatter ``S_c - g d d^T``. The inverse and
+        the determinant of ``E = S_c + nu I`` change by the formulas for rank one.
+        """
+        terms = torch.zeros_like(left_out.weights)
+        has_term = self._credibility[left_out.codes] > 0.0
+        pairs = has_term.nonzero().ravel()
+        if not len(pairs):
+            return terms
+        classes = left_out.codes[pairs]
+        self._compute_terms(torch.unique(classes))
+        counts = self.counts[classes]
+        weights = left_out.weights[pairs]
+        rest = counts - weights
+        means = self._whitened_means[classes]
+        removed = self._whiten(left_out.rows[pairs]) - means
+        moved = self._whiten(P[pairs]) - means + (weights / rest)[:, None] * removed
+        own = self._inverse_squares(removed, classes)
+        # The product of both, from the squares of their sum and their difference.
+        across = self._inverse_squares(moved + removed, classes)
+        across = 0.25 * (across - self._inverse_squares(moved - removed, classes))
+        factor = counts * weights / rest
+        remaining = (1.0 - factor * own).clamp_min(_SMALLEST_REST)
+        square = (
+            self._inverse_squares(moved, classes) + factor * across.square() / remaining
+        )
+        k = self.shapes.directions
+        total = self._freedom[classes] + self.strength
+        log_det = k * total.log() - self._terms.constants[classes] / (
+            0.5 * self._credibility[classes]
+        )
+        log_det = log_det + remaining.log()
+        freedom = (rest - 1.0).clamp_min(0.0)
+        new_total = freedom + self.strength
+        ratio = moved.square().sum(dim=1) - new_total * square
+        ratio = 0.5 * (ratio + k * new_total.log() - log_det)
+        credibility = freedom / new_total * _size_factor(rest)
+        terms[pairs] = credibility * ratio.clamp_min(-FLOOR)
+        return terms
+
+    def add_without(self, p: Tensor, scores: Tensor, left_out: LeftOutRows) -> Tensor:
+        """Add shape terms of one row, each without a learned row.
+
+        Unlike with :meth:`add`, the covariance C_0 is that of the other rows too.
+
+        Parameters
+        ----------
+        p : Tensor of shape (k,)
+            The projected row.
+        scores : Tensor of shape (n, C)
+            Its linear class scores, each without a learned row.
+        left_out : LeftOutRows
+            The n learned rows.
+
+        Returns
+        -------
+        Tensor of shape (n, C)
+        """
+        if not self.has_terms or not scores.numel():
+            return scores
+        likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
+        classes, places = torch.unique(likeliest, return_inverse=True)
+        scatters = self.shapes.scatters(classes, self.counts)
+        pooled = self.shapes.pooled(self.counts)
+        terms = torch.empty_like(likeliest, dtype=scores.dtype)
+        size = max(_TERM_NUMBERS // (likeliest.shape[1] * pooled.numel()), 1)
+        for start in range(0, len(scores), size):
+            part = slice(start, start + size)
+            terms[part] = self._exact_terms(
+                p,
+                likeliest[part],
+                scatters[places[part]],
+                pooled,
+                LeftOutRows(*(column[part] for column in left_out)),
+            )
+        lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
+        return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
+
+    def _exact_terms(
+        self,
+        p: Tensor,
+        classes: Tensor,
+        scatters: Tensor,
+        pooled: Tensor,
+        left_out: LeftOutRows,
+    ) -> Tensor:
+        """Return the terms (m, c) of a row and classes, without one learned row each.
+
+        Parameters
+        ----------
+        p : Tensor of shape (k,)
+            The row.
+        classes : Tensor of shape (m, c)
+            The classes.
+        scatters : Tensor of shape (m, c, k, k)
+            Their scatters with all rows. Changed in place.
+        pooled : Tensor of shape (k, k)
+            Sum of the scatters of all classes.
+        left_out : LeftOutRows
+            The m learned rows.
+        """
+        k = self.shapes.directions
+        weights = left_out.weights
+        before = self.counts[left_out.codes]
+        rest = before - weights
+        removed = left_out.rows - self.means[left_out.codes]
+        outer = removed[:, :, None] * removed[:, None, :]
+        outer = outer * (before * weights / rest)[:, None, None]
+        is_own = classes == left_out.codes[:, None]
+        counts = torch.where(is_own, rest[:, None], self.counts[classes])
+        step = (weights / rest)[:, None] * removed
+        moved = p - self.means[classes] + is_own[:, :, None] * step[:, None]
+        freedom = (counts - 1.0).clamp_min(0.0)
+        total_freedom = self._freedom.sum() - torch.minimum(weights, before - 1.0)
+        common = (pooled - outer) / total_freedom[:, None, None]
+        ridge = _COMMON_RIDGE * common.diagonal(dim1=1, dim2=2).mean(dim=1)
+        common.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+        scatters -= is_own[:, :, None, None] * outer[:, None]
+        scatters += self.strength * common[:, None]
+        total = freedom + self.strength
+        common_square, common_det = _square_and_log_det(common[:, None], moved)
+        own_square, own_det = _square_and_log_det(scatters, moved)
+        ratio = common_square + common_det - total * own_square
+        ratio = 0.5 * (ratio - own_det + k * total.log())
+        credibility = freedom / total * _size_factor(counts)
+        return credibility * ratio.clamp_min(-FLOOR)
+
+    def _inverse_squares(self, deviations: Tensor, classes: Tensor) -> Tensor:
+        """Return ``d^T (S_c + nu I)^-1 d`` (m,) of whitened deviations d (m, k)."""
+        pairs = torch.arange(len(classes), device=classes.device)
+        white = self._whitened_means[classes] + deviations
+        values = self._pair_values(white, pairs, classes)
+        values = values - self._terms.constants[classes]
+        total = self._freedom[classes] + self.strength
+        half = 0.5 * self._credibility[classes]
+        return (deviations.square().sum(dim=1) - values / half) / total
 
     def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
         """Return (matrix (k, k), constant) of the given classes.
@@ -409,6 +590,12 @@ class _Roots:
         self.roots[places, n_rows:] = 0.0
 
 
+def _size_factor(counts: Tensor) -> Tensor:
+    """Return the last factor of the credibility g_c, from the rows per class."""
+    span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
+    return ((counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
+
+
 def _log_dets(matrices: Tensor, strengths: Tensor) -> Tensor:
     """Return ``ln|S + nu I|`` (m, c) of scatters S (c, r, r) for each strength (m,)."""
     if not matrices.is_cuda:
@@ -423,6 +610,27 @@ def _log_dets(matrices: Tensor, strengths: Tensor) -> Tensor:
         diagonals = _lower_factor(shifted).diagonal(dim1=1, dim2=2)
         found.append(2.0 * diagonals.log().sum(dim=1))
     return torch.stack(found)
+
+
+def _square_and_log_det(matrices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``d^T A^-1 d`` and ``ln|A|``, both (m, c).
+
+    Parameters
+    ----------
+    matrices : Tensor of shape (m, c, k, k) or (m, 1, k, k)
+        A.
+    rows : Tensor of shape (m, c, k)
+        d.
+    """
+    lower = _lower_factor(matrices)
+    if lower.shape[1] == 1:  # one matrix for all rows
+        white = torch.linalg.solve_triangular(lower[:, 0], rows.mT, upper=False)
+        squares = white.square().sum(dim=1)
+    else:
+        white = torch.linalg.solve_triangular(lower, rows[..., None], upper=False)
+        squares = white[..., 0].square().sum(dim=2)
+    log_dets = 2.0 * lower.diagonal(dim1=2, dim2=3).log().sum(dim=2)
+    return squares, log_dets.expand_as(squares)
 
 
 def _lower_factor(covariances: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import { importImages } from "./importing.js";
 import { chooser, fromTransfer, imagesIn } from "./inputs.js";
 import { attempt } from "./notice.js";
 import { countOf, folded, lastLabel } from "./samples.js";
+import { Suspects } from "./suspects.js";
 import { thumb } from "./thumbs.js";
 
 const MANY = 6; // number of classes up to which no search field is shown
@@ -25,13 +26,15 @@ export class ClassesView {
     this.list = make("div.cards");
     this.tray = make("section.tray", { aria: { label: "Kept but not in the model" }, hidden: true });
     this.none = this.nothingYet();
+    this.suspects = new Suspects(model);
     this.bar = make("div.toolbar", { role: "group", aria: { label: "Classes" } }, this.addForm(), this.importButtons(),
-      this.finder());
+      this.suspects.button, this.finder());
     this.hint = make("p.hint", {}, model.kind === "images"
       ? "Drop a folder with one folder per class, or a zip of it, anywhere on this page. Images without a folder go to "
         + "Review. The images you see here are kept in this browser only; the model keeps none."
       : "Every line is one example; Ctrl+Enter teaches it. What you see here is kept in this browser only.");
-    this.element = make("div.board", {}, this.bar, this.problems, this.none, this.list, this.hint, this.tray);
+    this.element = make("div.board", {}, this.bar, this.problems, this.suspects.element, this.none, this.list,
+      this.hint, this.tray);
     model.addEventListener("change", () => this.update());
     document.addEventListener("paste", (event) => this.paste(event), { signal: model.signal });
     this.update();

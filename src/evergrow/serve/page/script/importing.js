@@ -82,6 +82,7 @@ async function teachSome(model, settled, onProgress) {
   raiseRefused(model.kind, samples);
   const classes = plural(new Set(labels.values()).size, "class", "classes");
   const kept = held ? ` ${held} more ${held === 1 ? "is" : "are"} kept for testing.` : "";
+  if (!model.stalled && taught) model.dispatchEvent(new Event("imported")); // labels are checked now
   if (!model.stalled && taught) confirmDone(`Learned ${plural(taught, "image")} of ${classes}.${kept}`);
   complain(bad, settled.length);
 }

@@ -368,11 +368,15 @@ export class OpenModel extends EventTarget {
   // -- questions ---------------------------------------------------------------------------------------------------
 
   /** Predict samples. If another client has changed the model meanwhile, its description is read again. */
-  async predict(contents, { signal } = {}) {
-    const answer = await ask(`${this.path}/predict`, { ...bodyOf(this.kind, contents, { k: 3 }), signal });
+  async predict(contents, { signal, coverage } = {}) {
+    const fields = coverage && this.hasSets ? { k: 3, coverage } : { k: 3 };
+    const answer = await ask(`${this.path}/predict`, { ...bodyOf(this.kind, contents, fields), signal });
     if (answer.revision !== this.record.revision) void this.refresh().catch(() => {});
     return answer;
   }
+
+  /** Return whether the model has the held-out scores that prediction sets need. */
+  get hasSets() { return this.record.method === "evergrow" && Boolean(this.record.thresholds); }
 
   /** Return { tested, labels, predicted } for held-out samples: the samples, their true and predicted classes. */
   async evaluate(samples) {

@@ -6,6 +6,8 @@ import { isUnknown, nearestOf, presentEvent } from "./samples.js";
 import { isDoubtful, isUnfamiliar } from "./strictness.js";
 
 const AT_ONCE = 24; // images per request
+const COVERAGE = 0.95; // fraction of images whose set of classes has their class
+const MOST_NAMED = 3; // number of classes of a set that are named
 const LANES = 2; // requests at the same time, which limits the images that are unpacked in memory
 
 export const UNKNOWN = "unknown";
@@ -52,7 +54,8 @@ async function predictPart(model, part, signal) {
   }
   for (let tries = 0; readable.length && !signal.aborted; tries += 1) {
     try {
-      const response = await model.predict(readable.map(({ content }) => content), { signal });
+      const contents = readable.map(({ content }) => content);
+      const response = await model.predict(contents, { signal, coverage: COVERAGE });
       readable.forEach(({ item }, i) => note(model, item, response, i));
       return;
     } catch (problem) {
@@ -73,6 +76,7 @@ function note(model, item, { answers, measure, revision }, i) {
     value: measure === "probability" ? answer.top?.[0]?.value ?? null : null,
     novelty: answer.novelty ?? null,
     familiarity: answer.familiarity ?? null,
+    candidates: answer.set ?? null,
     revision,
     event: presentEvent(model.record, null), // the change after which its names were current
   });
@@ -81,12 +85,13 @@ function note(model, item, { answers, measure, revision }, i) {
 /** Prediction of an item before there is any. */
 export const NO_PREDICTION = {
   done: false, error: "", label: "", value: null, novelty: null, familiarity: null, unknown: false, revision: null,
-  event: null,
+  event: null, candidates: null,
 };
 
 /**
  * Return an image as an item. moved: group to which the user moved it. sample: sample that was taught. key: key in the
  * store of this browser, null if it is not stored. familiarity: fraction of known images that are at least as novel.
+ * candidates: the classes that the image may show, most likely first; null if the model cannot tell.
  */
 export function itemOf(image, id) {
   return { image, id, ...NO_PREDICTION, moved: null, taught: false, sample: null, key: null };
@@ -127,12 +132,20 @@ function formerAnswer(item) {
   return item.unknown ? "The model said: unknown" : `The model said: ${item.label} ${percentOf(item)}`.trim();
 }
 
+/** Return the classes that an image may show as a question. Return "" if there is only one, or if there are none. */
+function candidatesInWords({ candidates }) {
+  if (!candidates || candidates.length < 2) return "";
+  const named = candidates.slice(0, MOST_NAMED);
+  if (candidates.length > MOST_NAMED) return `One of ${candidates.length}: ${named.join(", ")}…`;
+  return `${named.slice(0, -1).join(", ")} or ${named.at(-1)}?`;
+}
+
 /** Return the prediction of an item in a few words. Unknown and unfamiliar images have no percentage. */
 export function answerOf(item, limits) {
   if (item.moved) return [stateOf(item), formerAnswer(item)].filter(Boolean).join(". ");
   if (item.error) return item.error;
   if (item.unknown) return `Like ${item.label}?`;
-  if (isDoubtful(item, limits)) return `${percentOf(item)} ${item.label}?`;
+  if (isDoubtful(item, limits)) return candidatesInWords(item) || `${percentOf(item)} ${item.label}?`;
   return isUnfamiliar(item, limits) ? `${item.label}? Unfamiliar` : percentOf(item);
 }
 

@@ -16,6 +16,7 @@ const AT_ONCE = 24; // images per transaction
 const SETTLED = 300; // milliseconds until predictions are stored, and until changes by other tabs are read
 const KEPT_FIELDS = [
   "done", "error", "label", "value", "novelty", "familiarity", "unknown", "moved", "revision", "event",
+  "candidates",
 ];
 
 const tabs = new BroadcastChannel("evergrow-sort"); // messages are names of models whose images changed
@@ -322,6 +323,8 @@ export class SortSet extends EventTarget {
       const before = `${item.label}\n${item.moved}\n${item.taught}`;
       const rename = renamer(item.event ?? event);
       item.label = rename(item.label);
+      const candidates = item.candidates?.map(rename).filter((name) => known.has(name));
+      item.candidates = candidates ? [...new Set(candidates)] : null;
       const { sample } = item;
       if (sample) followSample(item, present.has(sample) || sample.isCopy ? labelOf(sample) : null);
       else if (item.moved && classOfGroup(item.moved)) item.moved = groupOfClass(rename(classOfGroup(item.moved)));
