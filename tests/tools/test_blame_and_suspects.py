@@ -16,6 +16,7 @@ from evergrow.core.errors import (
     UnlearnError,
     UnsupportedError,
 )
+from evergrow.tools.mislabelled import LIKELY
 
 N_CLASSES = 6
 
@@ -58,7 +59,10 @@ def test_wrong_labels_come_first_with_their_true_class(drawn, learner):
     found = tools.suspects(learner, X, y)
     assert {sample.row for sample in found.samples[: len(wrong)]} == wrong
     assert {sample.row for sample in found.likely} <= wrong
-    assert len(found.likely) >= 10
+    assert len(found.likely) > len(wrong) / 2
+    assert all(
+        (sample in found.likely) == (sample.score >= LIKELY) for sample in found.samples
+    )
     for sample in found.likely:
         assert sample.label == y[sample.row]
         assert int(sample.suggestion[1]) == (int(sample.label[1]) - 1) % N_CLASSES
