@@ -5,8 +5,7 @@ statistics of the model. A sample is suspect if its own class is then improbable
 Nothing is trained again.
 
 On training samples of birds and intents with wrong labels, the probability of the own
-class ranks wrong labels better than its margin to the best other class, and than a
-model from which the first suspects were removed too.
+class ranks wrong labels better than its margin to the best other class.
 """
 
 from __future__ import annotations
@@ -97,7 +96,8 @@ def suspects(
     """Rank labelled samples by how likely their labels are wrong.
 
     Each sample is scored as if it had not been learned. The model does not change, and
-    no sample is stored. This takes at most three times as long as predicting.
+    no sample is stored. With feature vectors, this takes two to three times as long as
+    predicting.
 
     Parameters
     ----------
