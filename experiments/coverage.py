@@ -95,7 +95,7 @@ def fastest(work: Callable[[], Any]) -> float:
 
 
 def run(
-    name: str, train: Rows, test: Rows, blocks: tuple[int, ...], seed: int
+    name: str, train: Rows, test: Rows, options: dict[str, Any], seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the results of one draw, one per coverage and number of classes."""
     X, y = train
@@ -103,7 +103,6 @@ def run(
     rng = np.random.default_rng(seed)
     order = rng.permutation(np.unique(y))
     is_learned = rng.random(len(y)) < 0.9
-    options = {"blocks": blocks} if blocks else {}
     learner = Learner(None, device="cpu", options=options, random_state=seed)
     for start in range(0, len(order), N_NEW):
         rows = np.isin(y, order[start : start + N_NEW]) & is_learned
@@ -171,12 +170,14 @@ def set_scores(probabilities: NDArray[np.float64]) -> dict[str, NDArray[np.float
     }
 
 
-def compare_scores(name: str, train: Rows, seed: int) -> Iterator[dict[str, Any]]:
+def compare_scores(
+    name: str, train: Rows, options: dict[str, Any], seed: int
+) -> Iterator[dict[str, Any]]:
     """Yield coverage and size by score of one draw, on training rows."""
     X, y = train
     rng = np.random.default_rng(seed)
     is_learned = rng.random(len(y)) < 2 / 3
-    learner = Learner(None, device="cpu", random_state=seed)
+    learner = Learner(None, device="cpu", options=options, random_state=seed)
     learner.fit(X[is_learned], y[is_learned].astype(str))
     probabilities = learner.head_.predict_proba(X[~is_learned])
     columns = np.searchsorted(learner.state_.classes, y[~is_learned].astype(str))
@@ -296,11 +297,22 @@ def draw(path: Path) -> None:
 
 
 def measure(
-    name: str, path: str, low: int, high: int, draws: range, *, scores: bool = False
+    name: str,
+    path: str,
+    low: int,
+    high: int,
+    draws: range,
+    *,
+    units: int | None = None,
+    scores: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yield the results of one data set, or of the comparison of scores."""
     data = np.load(path)
-    blocks = tuple(data["blocks"].tolist()) if "blocks" in data else ()
+    options: dict[str, Any] = {}
+    if "blocks" in data:
+        options["blocks"] = tuple(data["blocks"].tolist())
+    if units is not None:
+        options["n_units"] = units
     parts = []
     for part in ("train", "test"):
         X = data[f"X_{part}"].astype(np.float32)
@@ -309,9 +321,9 @@ def measure(
         parts.append((X[rows], y[rows]))
     for seed in draws:
         if scores:
-            yield from compare_scores(name, parts[0], seed)
+            yield from compare_scores(name, parts[0], options, seed)
             continue
-        yield from run(name, parts[0], parts[1], blocks, seed)
+        yield from run(name, parts[0], parts[1], options, seed)
 
 
 def main() -> None:
@@ -326,6 +338,7 @@ def main() -> None:
     parser.add_argument(
         "--draws", nargs=2, type=int, default=(0, N_DRAWS), help="first and last + 1"
     )
+    parser.add_argument("--units", type=int, help="random units; by default 3,000")
     parser.add_argument("--scores", action="store_true", help="compare scores")
     parser.add_argument("--show", action="store_true", help="print the records")
     parser.add_argument("--picture", type=Path, help="draw the records to this file")
@@ -337,7 +350,12 @@ def main() -> None:
     for item in given.data:
         name, _, path = item.partition("=")
         for result in measure(
-            name, path, *given.classes, range(*given.draws), scores=given.scores
+            name,
+            path,
+            *given.classes,
+            range(*given.draws),
+            units=given.units,
+            scores=given.scores,
         ):
             sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()

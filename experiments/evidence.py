@@ -47,7 +47,7 @@ from evergrow.features import Backbone, Preprocessing, create_backbone, decode_i
 RECORDS = Path(__file__).with_suffix(".jsonl")
 KNOWN_PART = 0.8
 N_TESTED = 40  # samples per class, at most
-N_OCCLUDED = 40  # images or texts that are occluded, at most
+N_OCCLUDED = 20  # images or texts that are occluded, at most
 CELLS = 7  # of occlusion, per side
 FIFTH = 0.2
 BLUR = 16  # the standard deviation of the blur is the shorter side divided by this
@@ -70,6 +70,8 @@ class Data:
         Samples and labels.
     mask : callable, optional
         Returns the mask of a defect as an array of bool, from a sample.
+    most : int
+        Number of samples to explain, at most.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Data:
     train: tuple[list[Any], list[str]]
     test: tuple[list[Any], list[str]]
     mask: Callable[[Any], NDArray[np.bool_]] | None = None
+    most: int = 200
 
 
 # -- data ------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def cifar(paths: str) -> Iterator[Data]:
             img_size=64,
             patch_size=8,
         )
-        yield Data(f"CIFAR, ViT, {level}", backbone, level, *parts)
+        yield Data(f"CIFAR, ViT, {level}", backbone, level, *parts, most=20)
 
 
 def intents(table: str) -> Iterator[Data]:
@@ -158,7 +161,7 @@ def intents(table: str) -> Iterator[Data]:
         parts.append(([row["text"] for row in chosen], [r["label"] for r in chosen]))
     for level in ("rich", "fast"):
         backbone = create_backbone("all-MiniLM-L6-v2", device="cpu")
-        yield Data(f"intents, {level}", backbone, level, *parts)
+        yield Data(f"intents, {level}", backbone, level, *parts, most=90)
 
 
 SETS = {"tiles": tiles, "birds": birds, "cifar": cifar, "intents": intents}
@@ -253,9 +256,11 @@ def run(data: Data, part: str) -> dict[str, Any]:
     learner.fit(*take(data.train, known))
     per_class: dict[str, int] = defaultdict(int)
     results: dict[str, list[float]] = defaultdict(list)
-    for sample, label in zip(*asked, strict=True):
+    for number, (sample, label) in enumerate(zip(*asked, strict=True)):
+        rng = np.random.default_rng(number)
         per_class[label] += 1
-        if per_class[label] <= N_TESTED and label != "Free":
+        is_asked = per_class[label] <= N_TESTED and label != "Free"
+        if is_asked and len(results["time"]) < data.most:
             for name, value in measure(data, learner, sample, label, results, rng):
                 results[name].append(float(value))
     means = {name: float(np.nanmean(values)) for name, values in results.items()}

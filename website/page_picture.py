@@ -1,8 +1,9 @@
-"""Take the picture of the page in the README, with ``python -m website.page_picture``.
+"""Take the pictures of the page, with ``python -m website.page_picture [suspects]``.
 
-A service learns the first classes of the demo images. The picture shows the view Sort
-with other images of these classes, and with images of classes that were never taught.
-It needs a browser of playwright or an installed Chromium, and the extras ``serve``,
+A service learns the first classes of the demo images. The picture in the README shows
+the view Sort with other images of these classes, and with images of classes that were
+never taught. The picture of suspects shows the page after an import with two images in
+wrong folders. It needs a browser of playwright or an installed Chromium, and the extras ``serve``,
 ``client`` and ``bundled``.
 """
 
@@ -24,12 +25,18 @@ from evergrow.serve.client import Client
 
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "page.png"
 
+SUSPECTS = PICTURE.with_name("suspects.png")
+
 WIDTH = 1280
 HEIGHT = 1180
+SUSPECTS_HEIGHT = 780
 COLOURS = 128
 MODEL = "shapes"
 PER_CLASS = 3
 """Images per class that are sorted."""
+
+MISPLACED = {"circle": "star", "heart": "moon"}
+"""Classes of which an image is in the folder of another class, in the second picture."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COMMAND = (sys.executable, "-m", "evergrow")
@@ -64,11 +71,8 @@ def take_picture(address: str, pictures: Path) -> None:
     for folder in sorted([*pictures.glob("test/*"), *pictures.glob("unknown/*")]):
         heap += sorted(folder.iterdir())[:PER_CLASS]
     files = [_upload(path, number) for number, path in enumerate(heap)]
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable, args=["--no-sandbox"]
-        )
+        browser = _launch(playwright)
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto(f"{address}/#/m/{MODEL}")
         page.get_by_role("tab", name="Sort").click()
@@ -81,6 +85,35 @@ def take_picture(address: str, pictures: Path) -> None:
     shot.convert("RGB").quantize(COLOURS).save(PICTURE, optimize=True)
 
 
+def take_suspects_picture(address: str, pictures: Path) -> None:
+    """Import folders with two misplaced images on the page, and take a picture."""
+    from playwright.sync_api import sync_playwright
+
+    folder = pictures / "first"
+    for source, target in MISPLACED.items():
+        image = sorted((folder / source).iterdir())[0]
+        image.rename(folder / target / f"0 {source}.png")  # before those set aside
+    with Client(address) as client:
+        client.create(MODEL, "images")
+    with sync_playwright() as playwright:
+        browser = _launch(playwright)
+        page = browser.new_page(viewport={"width": WIDTH, "height": SUSPECTS_HEIGHT})
+        page.add_init_script("localStorage.setItem('evergrow-tour', 'seen')")
+        page.goto(f"{address}/#/m/{MODEL}")
+        page.set_input_files("#import-folder", folder)
+        page.get_by_role("region", name="Labels that look wrong").wait_for()
+        page.wait_for_timeout(10_000)  # until the message about the import is gone
+        shot = Image.open(io.BytesIO(page.screenshot()))
+        browser.close()
+    shot.convert("RGB").quantize(COLOURS).save(SUSPECTS, optimize=True)
+
+
+def _launch(playwright: Any) -> Any:
+    """Return a browser."""
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    return playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+
+
 def _upload(path: Path, number: int) -> dict[str, Any]:
     """Return a file as playwright chooses it in a dialog."""
     return {
@@ -91,14 +124,18 @@ def _upload(path: Path, number: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Take the picture in a temporary folder."""
+    """Take a picture, with the files of the service in a temporary folder."""
+    is_suspects = sys.argv[1:] == ["suspects"]
     with tempfile.TemporaryDirectory() as folder:
         pictures = Path(folder, "pictures")
         demo = [*COMMAND, "demo", "--pictures", str(pictures)]
         subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
         with running_service(Path(folder, "models")) as address:
-            teach_demo(address, pictures)
-            take_picture(address, pictures)
+            if is_suspects:
+                take_suspects_picture(address, pictures)
+            else:
+                teach_demo(address, pictures)
+                take_picture(address, pictures)
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ def test_adapt_equals_the_adapted_learner(shell, images):
             ["texts.csv", "--adapt", "ssf"],
             "A backbone is adapted to images, and these are texts",
         ),
-        (["images", *TUNED, "--set", "epochs=3"], "epochs is for --adapt"),
+        (["images", *TUNED, "--set", "epochs=3"], "--set epochs= is for --adapt"),
     ],
 )
 def test_adapt_rejects_texts_and_needs_its_option(

@@ -1181,13 +1181,15 @@ class Learner(Estimator):
         Examples
         --------
         >>> from sklearn.datasets import load_digits
+        >>> from sklearn.model_selection import train_test_split
         >>> from evergrow import Learner
         >>> X, y = load_digits(return_X_y=True)
-        >>> learner = Learner(options={"n_units": 200}).fit(X[:900], y[:900])
-        >>> found = learner.predict_set(X[900:], coverage=0.99)
-        >>> bool(found.covered(y[900:]).mean() > 0.97)
+        >>> X, X_new, y, y_new = train_test_split(X, y, random_state=0)
+        >>> learner = Learner(options={"n_units": 200}).fit(X, y)
+        >>> found = learner.predict_set(X_new, coverage=0.99)
+        >>> bool(found.covered(y_new).mean() > 0.98)
         True
-        >>> found.sizes.max() <= 5
+        >>> bool(found.sizes.mean() < 1.1)
         True
         """
         state = self._require_fitted()

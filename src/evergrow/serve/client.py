@@ -202,7 +202,7 @@ class SuspectSample:
     suggestion : str
         The most likely other class.
     score : float
-        Probability of the suggestion, if it is either this or the label.
+        Probability that the label is wrong.
     likely : bool
         Whether the label is likely wrong.
     """

@@ -692,9 +692,7 @@ class SuspectRecord(BaseModel):
     sample: int = Field(description="Index of the sample.")
     label: str
     suggestion: str = Field(description="The most likely other class.")
-    score: float = Field(
-        description="Probability of the suggestion, if it is either this or the label."
-    )
+    score: float = Field(description="Probability that the label is wrong.")
     likely: bool = Field(description="Whether the label is likely wrong.")
 
 

@@ -1,8 +1,11 @@
 """Find labelled samples that are probably mislabelled.
 
 Every sample is scored as if it had not been learned: it is subtracted from the
-statistics of the model. A sample is suspect if another class is then more probable than
-its own. Nothing is trained again.
+statistics of the model. A sample is suspect if its own class is then improbable.
+Nothing is trained again.
+
+On training samples of birds and intents with wrong labels, the probability of the own
+class ranks wrong labels better than its margin to the best other class.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from evergrow.tools.left_out import LeftOutSamples, read_left_out
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
-LIKELY = 0.9
+LIKELY = 0.95
 """Score from which a label is called likely wrong.
 
 Chosen on training samples of birds and intents in other draws than the reported ones.
@@ -40,7 +43,7 @@ class Suspect:
     suggestion : str
         The most probable other class.
     score : float
-        Probability of the suggestion if only it and the label were possible.
+        Probability that the label is wrong: one minus the probability of its class.
     likely : bool
         Whether the label is likely wrong: the score is at least :data:`LIKELY`.
     """
@@ -93,7 +96,8 @@ def suspects(
     """Rank labelled samples by how likely their labels are wrong.
 
     Each sample is scored as if it had not been learned. The model does not change, and
-    no sample is stored. This takes at most three times as long as predicting.
+    no sample is stored. With feature vectors, this takes two to three times as long as
+    predicting.
 
     Parameters
     ----------
@@ -140,18 +144,17 @@ def suspects(
     scores, is_new = _scores(learner, samples, learned)
     is_scored = ~np.isnan(scores).any(axis=1)
     classes = np.asarray(head.classes_, dtype=np.str_)
-    scores = scores[is_scored]
     codes = np.searchsorted(classes, samples.labels[is_scored])
+    log_probabilities = _log_softmax(scores[is_scored] / head.temperature_)
     each = np.arange(len(codes))
-    own = scores[each, codes]
-    scores[each, codes] = -np.inf
-    others = scores.argmax(axis=1)
-    margins = (scores[each, others] - own) / head.temperature_
+    own = log_probabilities[each, codes]
+    log_probabilities[each, codes] = -np.inf
+    others = log_probabilities.argmax(axis=1)
     rows = np.flatnonzero(is_scored)
     found = []
-    for place in np.argsort(-margins, kind="stable").tolist():
+    for place in np.argsort(own, kind="stable").tolist():
         row = rows[place]
-        score = float(1.0 / (1.0 + np.exp(-np.clip(margins[place], -500.0, 500.0))))
+        score = float(-np.expm1(own[place]))
         found.append(
             Suspect(
                 int(samples.rows[row]),
@@ -193,3 +196,10 @@ def _scores(
     if is_new.any():
         scores[is_new] = head.class_scores(samples.X[is_new])
     return scores, is_new
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log-probabilities (n, C)."""
+    from scipy.special import log_softmax
+
+    return np.asarray(log_softmax(logits, axis=1))

@@ -251,16 +251,22 @@ class ShapeScores:
         rest = counts - weights
         means = self._whitened_means[classes]
         removed = self._whiten(left_out.rows[pairs]) - means
-        moved = self._whiten(P[pairs]) - means + (weights / rest)[:, None] * removed
-        own = self._inverse_squares(removed, classes)
-        # The product of both, from the squares of their sum and their difference.
-        across = self._inverse_squares(moved + removed, classes)
-        across = 0.25 * (across - self._inverse_squares(moved - removed, classes))
         factor = counts * weights / rest
+        own = self._inverse_squares(removed, classes)
         remaining = (1.0 - factor * own).clamp_min(_SMALLEST_REST)
-        square = (
-            self._inverse_squares(moved, classes) + factor * across.square() / remaining
-        )
+        if P is left_out.rows:  # the deviation from the moved mean is parallel to d
+            scale = counts / rest
+            moved = scale[:, None] * removed
+            across = scale * own
+            square = scale.square() * own
+        else:
+            moved = self._whiten(P[pairs]) - means
+            moved = moved + (weights / rest)[:, None] * removed
+            # The product of both, from the squares of their sum and their difference.
+            across = self._inverse_squares(moved + removed, classes)
+            across = 0.25 * (across - self._inverse_squares(moved - removed, classes))
+            square = self._inverse_squares(moved, classes)
+        square = square + factor * across.square() / remaining
         k = self.shapes.directions
         total = self._freedom[classes] + self.strength
         log_det = k * total.log() - self._terms.constants[classes] / (
