@@ -1013,7 +1013,8 @@ def stream_pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
     for element in _elements(data):
         # `content` is one item or a batch of items, and `label` accordingly.
         content, label, is_pair = _split_pair(element, labelled)
-        has_many_labels = isinstance(label, (list, tuple)) or getattr(label, "ndim", 0)
+        is_sequence = isinstance(label, (list, tuple))
+        has_many_labels = is_sequence or getattr(label, "ndim", 0) > 0
         if is_pair and (has_batches or has_many_labels):
             if len(content) != len(label):
                 raise LabelError(
