@@ -215,6 +215,29 @@ def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
     return samples.take(train_rows), samples.take(test_rows)
 
 
+def _features_line(recipe: dict[str, Any]) -> str:
+    """Return the width of the features, and why they were chosen.
+
+    Parameters
+    ----------
+    recipe : dict
+        The entry ``recipe`` of a described backbone, with ``widths`` and ``note``.
+
+    Examples
+    --------
+    >>> from evergrow.cli.fit import _features_line
+    >>> _features_line({"widths": [64, 32], "note": "the whole image"})
+    'features: 96 numbers per sample in 2 blocks (the whole image)'
+    """
+    widths = recipe["widths"]
+    line = f"features: {sum(widths):,} numbers per sample"
+    if len(widths) > 1:
+        line += f" in {len(widths)} blocks"
+    if recipe.get("note"):
+        line += f" ({recipe['note']})"
+    return line
+
+
 def _download_hint(spec: BackboneSpec) -> list[str]:
     """Return a line on a network to download, if the chosen one is weaker."""
     from evergrow.features.weights import suggest_download
@@ -252,9 +275,9 @@ def _answer(
         lines.append(f"backbone: {spec['name']}{reason}")
     if state.spec is not None and is_automatic:
         lines += _download_hint(state.spec)
-    recipe = model_files.recipe_note(spec)
+    recipe = spec.get("recipe")
     if recipe:
-        lines.append(f"features: {recipe}")
+        lines.append(_features_line(recipe))
     if adaptation:
         lines.append(f"adapted: {model_files.adapted_note(adaptation)}")
     return change.answer(
