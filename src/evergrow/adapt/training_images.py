@@ -182,11 +182,13 @@ def draw_crops(
     >>> bool((boxes[:, 0] + boxes[:, 2] <= 32).all())
     True
     """
+    # All draws are made at once. Of each image, the first crop that fits is used.
     draws = torch.rand(n, _MAX_DRAWS, 4, generator=generator, dtype=torch.float64)
+    area_draws, aspect_draws, top_draws, left_draws = draws.unbind(dim=2)
     flip_draws = torch.rand(n, generator=generator, dtype=torch.float64)
     flips = flip_draws < FLIP_PROBABILITY
 
-    widths, heights = _crop_sizes(scale, height * width, draws[..., 0], draws[..., 1])
+    widths, heights = _crop_sizes(scale, height * width, area_draws, aspect_draws)
     fits_width = (widths > 0) & (widths <= width)
     fits_height = (heights > 0) & (heights <= height)
     fits = fits_width & fits_height
@@ -196,9 +198,9 @@ def draw_crops(
     chosen = (torch.arange(n), first_fit)
     crop_width = widths[chosen]
     crop_height = heights[chosen]
-    top_draw, left_draw = draws[chosen][:, 2:].unbind(dim=1)
-    top = (top_draw * (height - crop_height + 1)).floor().to(torch.int64)
-    left = (left_draw * (width - crop_width + 1)).floor().to(torch.int64)
+    # A crop has height - crop_height + 1 places, and likewise across.
+    top = (top_draws[chosen] * (height - crop_height + 1)).floor().to(torch.int64)
+    left = (left_draws[chosen] * (width - crop_width + 1)).floor().to(torch.int64)
 
     drawn = torch.stack([top, left, crop_height, crop_width], dim=1)
     centred = torch.tensor(_centred_crop(height, width))

@@ -992,7 +992,7 @@ def check_not_stream(data: Any) -> None:
 
 
 def stream_pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield single items of a stream with their labels.
+    """Yield single items of a stream with their labels. Batches are split.
 
     Parameters
     ----------
@@ -1000,22 +1000,32 @@ def stream_pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
         Pairs (item, label), batches (items, labels), or items alone.
     labelled : bool
         Whether labels are required. An item without a label has the label None.
+
+    Raises
+    ------
+    InputError
+        If labels are required and an element is not a pair.
+    LabelError
+        If a batch does not have one label per item.
     """
-    batched = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
+    is_loader = is_instance_of(data, _TORCH, "DataLoader")
+    has_batches = is_loader and data.batch_size is not None
     for element in _elements(data):
-        items, labels, is_pair = _split_pair(element, labelled)
-        several = isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) > 0
-        if is_pair and (batched or several):
-            if len(items) != len(labels):
+        # `content` is one item or a batch of items, and `label` accordingly.
+        content, label, is_pair = _split_pair(element, labelled)
+        is_sequence = isinstance(label, (list, tuple))
+        has_many_labels = is_sequence or getattr(label, "ndim", 0) > 0
+        if is_pair and (has_batches or has_many_labels):
+            if len(content) != len(label):
                 raise LabelError(
-                    f"labels must be one per sample ({len(items)}), got {len(labels)}"
+                    f"labels must be one per sample ({len(content)}), got {len(label)}"
                 )
-            yield from zip(map(_as_item, items), map(_as_label, labels), strict=True)
-        elif batched:
-            for item in items:
+            yield from zip(map(_as_item, content), map(_as_label, label), strict=True)
+        elif has_batches:
+            for item in content:
                 yield _as_item(item), None
         else:
-            yield _as_item(items), _as_label(labels)
+            yield _as_item(content), _as_label(label)
 
 
 def _elements(data: Any) -> Iterator[Any]:
@@ -1036,7 +1046,17 @@ def _elements(data: Any) -> Iterator[Any]:
 
 
 def _split_pair(element: Any, labelled: bool) -> tuple[Any, Any, bool]:
-    """Return item, label (or None) of a stream element, and whether it is a pair."""
+    """Split an element of a stream into items and labels.
+
+    Returns
+    -------
+    content : object
+        One item, or a batch of items.
+    label : object
+        The label or labels. None if the element is not a pair.
+    is_pair : bool
+        Whether the element is a pair.
+    """
     is_tuple = isinstance(element, (tuple, list))
     if is_tuple and len(element) == 2:
         return element[0], element[1], True

@@ -421,7 +421,10 @@ def shard_features(
 
 
 def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
-    """Return the features of images or texts. Unreadable ones are left out.
+    """Return the features of the images or texts of a shard.
+
+    Unreadable ones have no features. They are listed with their errors in
+    ``failures``.
 
     Raises
     ------
@@ -434,6 +437,7 @@ def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
     # On the CPU, decoding in further processes would compete with other workers.
     default_decoders: int | str = 0 if backbone.device.type == "cpu" else "auto"
     decoders = task.about.get("decoders", default_decoders)
+    # Only settings that change features come from the job.
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
     try:
         with warnings.catch_warnings():
@@ -448,9 +452,9 @@ def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
         # encode raises even when it skips, if no sample can be read.
         failures = tuple((name, str(error)) for name in data.row_names)
     return Features(
-        np.empty((0, backbone.n_features), dtype=np.float32),
-        np.empty(0, dtype=np.int64),
-        failures,
+        X=np.empty((0, backbone.n_features), dtype=np.float32),
+        rows=np.empty(0, dtype=np.int64),
+        failures=failures,
     )
 
 

@@ -146,7 +146,8 @@ def predict_frame(
         The model.
     model_input : DataFrame or ndarray
         Features, or a frame with a column ``text`` or ``image``. Images are the bytes
-        of image files, never paths, because clients must not read files of the server.
+        of image files, or these in base64. They are never paths, because clients must
+        not read files of the server.
     params : dict, optional
         ``top``: number of classes per sample, by default 1. ``false_alarm``: fraction
         of known samples that may be rejected as unknown; 0, the default, rejects none.
@@ -160,7 +161,7 @@ def predict_frame(
     Raises
     ------
     InputError
-        If the input has not the column, or an image is not in base64.
+        If the column is missing, or an image is neither bytes nor base64.
     """
     wanted = {"top": 1, "false_alarm": 0.0, **(params or {})}
     items = model_input

@@ -40,7 +40,7 @@ def label_studio_config(classes: Sequence[str], kind: str) -> str:
     Raises
     ------
     InputError
-        If `kind` is another one.
+        If `kind` is neither "image" nor "text".
 
     Examples
     --------
@@ -96,14 +96,16 @@ def label_studio_tasks(
     Returns
     -------
     list of dict
-        Each has ``data``, the text or the URL of the image with its ``novelty`` if
-        measured and ``unsure`` if given, and ``predictions``, one with the best class
-        and its value as ``score``.
+        Each task has ``data``: the text or the URL of the image, ``novelty`` if it was
+        measured, and ``unsure`` if it was given. Tasks of neither unknown nor unsure
+        samples also have ``predictions``, a list of one prediction: the best class,
+        with its probability or score as ``score``.
 
     Raises
     ------
     InputError
-        If an image is not a file below the folder, or `kind` is another one.
+        If an image is not a file below the folder, or `kind` is neither "image" nor
+        "text".
 
     Examples
     --------
@@ -162,8 +164,9 @@ def fiftyone_labels(
     Returns
     -------
     dict
-        ``classes``, and ``labels`` by path: None for an unknown sample, else ``label``
-        with ``confidence`` (of methods without probabilities: the attribute ``score``).
+        ``classes``, a list, and ``labels``, a dict by path. A value is None for an
+        unknown sample. Otherwise it has the ``label`` and its ``confidence``; methods
+        without probabilities set the attribute ``score`` instead.
 
     Raises
     ------

@@ -223,10 +223,20 @@ class CacheEntry:
         return replace(about, key=self.folder.name, bytes=size, age_seconds=age)
 
     def read_heads(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
-        """Return the heads of all chunks in the cache. No features are read.
+        """Return names of blocks, precision and failures of chunks in the cache.
 
-        Chunks are given by the indices of their items. Missing chunks are left out, and
-        damaged ones with a warning.
+        Features are not read. Missing chunks are left out, and damaged ones are left
+        out with a warning.
+
+        Parameters
+        ----------
+        chunks : sequence of range
+            The wanted chunks, each by the indices of its items.
+
+        Returns
+        -------
+        dict of range to ChunkHead
+            The head of each chunk: everything stored in it but the features.
 
         Raises
         ------

@@ -94,18 +94,23 @@ class JoinedBackbone(Backbone):
         return all(part.is_thread_safe for part in self.parts)
 
     def active_parts(self) -> list[tuple[slice, Backbone]]:
-        """Return the networks that the recipe reads, each with its recipe.
+        """Return the networks that the recipe reads, in order.
 
-        The columns of its views in a batch of images come before each network.
+        Returns
+        -------
+        list of (slice, Backbone)
+            For each network, the columns of its views in a batch of images, and the
+            network with its part of the recipe. Text encoders have empty slices,
+            because all of them read the same texts.
         """
         active = []
         start = 0
         for number, part in enumerate(self.parts, 1):
             recipe = self.spec.blocks.of_network(number)
-            if recipe is None:  # its blocks are in the cache
+            if recipe is None:  # no block of it is needed, or all are in the cache
                 continue
             reader = part.with_blocks(recipe)
-            width = 0
+            width = 0  # of texts
             if isinstance(reader.transform, Preprocessing):
                 width = reader.transform.size[1]
             active.append((slice(start, start + width), reader))

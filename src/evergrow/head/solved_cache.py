@@ -556,15 +556,16 @@ class SolvedCache(Locked):
         return SolvedMeans(choice, scatter, stats)
 
     def _choose_settings(self, alpha: float | None) -> tuple[Choice, ClassGeometry]:
-        """Choose block weights, ridge and strength, and put them into `_known`.
+        """Choose block weights, ridge and strength of the prior of shapes.
 
-        A known scatter is kept if it still fits. Otherwise it is freed before another
-        matrix of its size is made. The caller holds the lock.
+        Replaces `_known` by the new settings. The solved scatter in it is kept if block
+        weights and ridge stay the same. Otherwise it is freed before another matrix of
+        its size is made. The caller holds the lock.
 
         Parameters
         ----------
         alpha : float or None
-            The ridge. None chooses it.
+            A fixed ridge. None chooses it from the statistics.
 
         Returns
         -------
@@ -574,15 +575,19 @@ class SolvedCache(Locked):
             Class means and scatter with these block weights.
         """
         model = self.model
-        old = self.choice
+        previous = self.choice
         weights: tuple[float, ...] = ()
         if self.kind == "denoised":
-            in_use = old.weights if old is not None and old.rows else ()
-            weights = choose_link_weights(model, in_use)
-        if old is not None and old.weights != weights:
-            self._known = SolvedChoice(old)
+            start: tuple[float, ...] = ()
+            # Previous settings without rows come from `refreshed`. The search of block
+            # weights then starts anew, so that the result does not depend on them.
+            if previous is not None and previous.rows:
+                start = previous.weights
+            weights = choose_link_weights(model, start)
+        if previous is not None and previous.weights != weights:
+            self._known = SolvedChoice(previous)  # frees the scatter
         geometry = self._geometry(weights)
-        step = 0
+        step = 0  # a fixed ridge is not on the grid of the search
         if alpha is None:
             alpha, step = self._choose_alpha(geometry)
         strength = 1.0
@@ -591,6 +596,7 @@ class SolvedCache(Locked):
         choice = Choice(alpha, step, strength, model.n_rows, weights)
         scatter = self._known.scatter
         if scatter is not None and scatter.alpha == alpha:
+            # The search kept the ridge of the scatter because it is nearly the best.
             self._known = replace(self._known, choice=choice, is_fresh=False)
         else:
             self._known = SolvedChoice(choice, is_fresh=True)

@@ -49,7 +49,7 @@ class ModelWriteError(EvergrowError, OSError):
 
 
 class Committed(int):
-    """The new revision; ``dropped`` lists revisions removed from the history."""
+    """The new revision number; ``dropped`` lists revisions removed from the history."""
 
     dropped: tuple[int, ...] = ()
 
@@ -152,7 +152,8 @@ def commit(
     keep : int
         Number of earlier revisions to keep. With 0 they are removed after the new model
         is on disk and before it replaces the old one, so that they are gone
-        even if the process is killed. If samples were unlearned for good, it is 0.
+        even if the process is killed. It counts as 0 if the change unlearned samples
+        with ``for_good=True``.
     keep_bytes : int, optional
         Maximum size of the history; shared pieces count once. By default model and
         history together take at most five times the model plus 20 MB.

@@ -442,18 +442,18 @@ async def evaluation_response(
     """
 
     def evaluate(learner: Learner, X: NDArray[Any]) -> str:
+        """Return the JSON text of the result, from the features of the samples."""
         result = learner.evaluate(
             (X, np.asarray(labels, dtype=np.str_)),
             false_alarm=false_alarm,
             keep_samples=True,
         )
-        predicted = []
-        if result.samples is not None:
-            predicted = result.samples.predicted.tolist()
-        pairs = enumerate(zip(labels, predicted, strict=True))
+        assert result.samples is not None  # because of keep_samples
+        predicted = result.samples.predicted.tolist()
+        pairs = zip(labels, predicted, strict=True)
         wrong = [
-            schemas.WrongPrediction(sample=i, label=label, predicted=name)
-            for i, (label, name) in pairs
+            schemas.WrongPrediction(sample=row, label=label, predicted=name)
+            for row, (label, name) in enumerate(pairs)
             if label != name
         ]
         few_classes = len(result.classes) <= MAX_CONFUSION_CLASSES

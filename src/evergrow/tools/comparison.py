@@ -20,7 +20,7 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change, Snapshot, Tested, changed_names
 from evergrow.tools.labelled_data import LabelledFeatures, labelled_features
 
-_SHOWN_RESULTS = (
+_SUMMARY_KEYS = (
     "n_samples",
     "n_known",
     "accuracy",
@@ -38,9 +38,9 @@ class ChangedPrediction:
     item : str
         Name of the sample.
     label : str
-        Its class.
+        Its true class.
     first, second : str
-        The predictions.
+        The predictions of both models.
     """
 
     item: str
@@ -58,7 +58,8 @@ class Comparison:
     first_only, second_only : tuple of str
         Classes of only one model.
     counts : dict of str to (int, int)
-        Numbers of learned samples of common classes, if they differ.
+        Numbers of learned samples in both models, of every common class for which they
+        differ.
     names : dict of str to str
         If the second model is a later version of the first: new names, by old names, of
         classes that were renamed or merged since.
@@ -76,7 +77,11 @@ class Comparison:
     changed: tuple[ChangedPrediction, ...] = ()
 
     def recalls(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return the recall of every class with both models, None if unknown."""
+        """Return the recall of every class with test samples, of both models.
+
+        A recall is None if the model does not know the class. Without test data the
+        result is empty.
+        """
         if self.results is None:
             return {}
         first, second = (result.recalls() for result in self.results)
@@ -84,18 +89,28 @@ class Comparison:
         return {name: (first.get(name), second.get(name)) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        shown: list[dict[str, Any] | None] = [None, None]
+        """Return plain values for JSON.
+
+        Returns
+        -------
+        dict
+            The attributes, with three keys in place of ``results``: ``first`` and
+            ``second``, the sample counts and accuracies of the two models (None
+            without test data), and ``per_class``, the recalls of :meth:`recalls`.
+        """
+        summaries: list[dict[str, Any] | None] = [None, None]
         if self.results is not None:
-            values = [result.to_dict() for result in self.results]
-            shown = [{name: each[name] for name in _SHOWN_RESULTS} for each in values]
+            results = [result.to_dict() for result in self.results]
+            summaries = [
+                {name: result[name] for name in _SUMMARY_KEYS} for result in results
+            ]
         return {
             "first_only": list(self.first_only),
             "second_only": list(self.second_only),
             "counts": {name: list(pair) for name, pair in self.counts.items()},
             "names": dict(self.names),
-            "first": shown[0],
-            "second": shown[1],
+            "first": summaries[0],
+            "second": summaries[1],
             "per_class": {name: list(pair) for name, pair in self.recalls().items()},
             "changed": [dict(vars(entry)) for entry in self.changed],
         }
@@ -241,7 +256,7 @@ def _rename(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.st
 def measured_change(
     learner: Learner, data: Any = None, options: DataOptions | None = None
 ) -> Iterator[None]:
-    """Test a learner before and after a change in the block.
+    """Test a learner before and after a ``with`` block that changes it.
 
     The result is stored in the change log, as ``state_.history[-1].tested``. Nothing is
     stored if the block did not change the learner. Unreadable images do not count, if

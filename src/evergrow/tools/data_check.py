@@ -84,8 +84,8 @@ class DataCheck:
     n_samples, n_test : int
         Number of checked samples, and of test samples among them.
     repeated : int
-        Samples that repeat another one with the same label and part. They only count
-        twice in training.
+        Number of samples that repeat another one with the same label and part. They
+        are not findings: learning one gives the sample twice the weight.
     backbone : str
         Name of the backbone. Empty if only content was compared.
     unread : tuple of str

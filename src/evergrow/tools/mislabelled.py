@@ -110,10 +110,10 @@ def suspects(
         The weights that the samples were learned with.
     learned : bool, optional
         Whether the model has learned the samples. Samples that it has not learned are
-        scored as they are. By default, a sample counts as learned unless the model's
-        statistics show that it cannot have been. They always show it if the model has
-        learned few samples per feature. With many, leaving out a sample that was not
-        learned changes little.
+        scored by the model as it is. By default, each sample is subtracted unless the
+        statistics show that it cannot have been learned. With few learned samples per
+        feature, the statistics always show this. With many, some samples that were not
+        learned are subtracted too, which changes their scores little.
 
     Returns
     -------

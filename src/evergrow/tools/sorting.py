@@ -156,7 +156,8 @@ def plan_sort(
         probability beyond which images go to the folder ``unsure``; see
         :data:`~evergrow.tools.strictness.STRICTNESS`.
     least : float, optional
-        Smallest probability of a class, in place of that of `strangers`.
+        Smallest probability of the predicted class at which an image goes to its
+        folder. By default the limit that `strangers` sets.
     false_alarm : float, default=0.05
         Fraction of known images that may be called unknown.
     earlier : sequence of SortedFile

@@ -426,12 +426,13 @@ class _RidgeSearch:
         return None
 
     def minimum_nearby(self, start: int) -> int | None:
-        """Return a local minimum of GCV within a decade of `start`.
+        """Return the step of a local minimum of GCV within a decade of step `start`.
 
         None if there is none, or if the leverage bound or the end of the grid is near.
+        The caller then has to search the whole grid.
         """
         step = _HALF_DECADE * round(start / _HALF_DECADE)
-        for _ in range(2):
+        for _ in range(2):  # at `start`, then half a decade downhill
             below = step - _HALF_DECADE
             above = step + _HALF_DECADE
             if not _MIN_STEP < step < _MAX_STEP or self.leverage(below) > MAX_LEVERAGE:
