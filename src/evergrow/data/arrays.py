@@ -474,17 +474,21 @@ class ArraySource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
-        """Return the form and the shards of a file: rows of one array each."""
+        """Return the form and the shards of a file: rows of one array each.
+
+        The arrays of a file, such as ``X_train`` and ``X_test``, have one form.
+        """
         arrays = self._open(name).arrays
         form: dict[str, Any] = {}
-        first = None
+        first_form = None
         shards = []
         for key, labels_key in self._keys(name):
             array = arrays[key]
             form = {"width": array.shape[1:], "pixels": array.is_pixels}
             if self.options.labelled:
                 form["labels"] = labels_key in arrays
-            first = check_same_form(self.tree, first, f"{name}: {key}", form)
+            title = f"{name}: {key}"
+            first_form = check_same_form(self.tree, first_form, title, form)
             rows_per_shard = max(min(rows, size // max(array.row_bytes, 1)), 1)
             for start in range(0, array.shape[0], rows_per_shard):
                 stop = min(start + rows_per_shard, array.shape[0])

@@ -68,10 +68,11 @@ def _is_width(value: Any) -> bool:
 def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
     """Return features whose blocks are scaled to equal energy.
 
-    In every row, each block is scaled to length 1 / sqrt(number of blocks). A block
-    without negative values is square-rooted first, because pooled activations of
-    rectified units have heavy tails. A block of zeros stays zero. A single block is
-    returned unchanged.
+    Every row is handled on its own. Each of its blocks is scaled to length
+    1 / sqrt(number of blocks). If the block has no negative value in this row, the
+    square roots of its values are taken first, because pooled activations of rectified
+    units have heavy tails. A block of zeros stays zero. If there is only one block,
+    the features are returned unchanged.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
 def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return rows scaled to length one; rows of zeros stay.
 
-    Of a row without negative values, the square root is taken first.
+    If a row has no negative value, the square roots of its values are taken first.
     """
     largest = np.abs(block).max(axis=1, keepdims=True)
     # Squares of the scaled values neither overflow nor underflow.

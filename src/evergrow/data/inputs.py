@@ -744,7 +744,16 @@ _TRUTHS = {"False": False, "True": True}
 
 
 def can_read(kind: str, name: str) -> bool:
-    """Return whether a class name can be converted to this label type.
+    """Return whether a class name can be converted to a type of labels.
+
+    Integers must fit into 64 bits and be written as ``str`` writes them.
+
+    Parameters
+    ----------
+    kind : {"name", "integer", "boolean"}
+        The type of the labels. Every class name is a ``"name"``.
+    name : str
+        The class name.
 
     Examples
     --------
@@ -759,8 +768,9 @@ def can_read(kind: str, name: str) -> bool:
     if kind == "boolean":
         return name in _TRUTHS
     digits = name.removeprefix("-")
-    whole = digits.isascii() and digits.isdecimal() and len(digits) <= 19
-    return whole and str(int(name)) == name and -(2**63) <= int(name) < 2**63
+    # Integers of 64 bits have at most 19 digits, and int() refuses thousands of digits.
+    is_whole = digits.isascii() and digits.isdecimal() and len(digits) <= 19
+    return is_whole and str(int(name)) == name and -(2**63) <= int(name) < 2**63
 
 
 def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:

@@ -345,7 +345,8 @@ class Source(ABC):
         """Return the form and the shards of a file, not yet numbered.
 
         The form is JSON values by name that all files must share, such as the length of
-        feature vectors; see :func:`check_same_form`.
+        feature vectors; see :func:`check_same_form`. ``rows`` and ``size`` are those
+        of :meth:`shards`.
         """
         raise NotImplementedError
 
@@ -671,7 +672,7 @@ def check_same_form(
     tree : Tree
         Folder of the files, for messages.
     first : (str, dict) or None
-        Result for the file before; None for the first file.
+        Result of the call for the previous file; None for the first file.
     name : str
         Name of the file.
     form : dict

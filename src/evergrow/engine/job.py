@@ -164,7 +164,10 @@ def plan(
     seed: int = 0,
     skip: bool = False,
 ) -> Manifest:
-    """Split a data set into shards.
+    """Split a data set into shards, and draw the first samples.
+
+    The first samples are a random sample of the data. The layer is set on them (it is
+    *grown*), and the model is calibrated on them; see :mod:`evergrow.engine.fitting`.
 
     Parameters
     ----------
@@ -173,8 +176,7 @@ def plan(
     shard_rows, shard_mib : int
         Maximum samples and MiB of a shard.
     first_rows : int
-        Maximum number of samples that the layer is grown on. If the data has more, they
-        are drawn at random.
+        Maximum number of first samples. If the data has no more, all are taken.
     seed : int
         Seed of this draw.
     skip : bool

@@ -333,7 +333,10 @@ class CacheEntry:
 
     @contextmanager
     def _warn_if_damaged(self) -> Iterator[None]:
-        """Turn a :class:`FileFormatError` of damaged files into a warning."""
+        """Turn a :class:`FileFormatError` of the body of ``with`` into a warning.
+
+        A :class:`NewerSchemaError` is raised: files of a later version are not damaged.
+        """
         try:
             yield
         except NewerSchemaError:

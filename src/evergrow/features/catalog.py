@@ -255,9 +255,10 @@ def _joined_backbone(
 
 
 def _weights_of_each(weights: Any, n_networks: int) -> list[Any]:
-    """Return the argument `weights` for each of several networks.
+    """Return the weight source of each network.
 
-    Raises :class:`ParameterError` if it is neither a source for all nor a list.
+    `weights` is None or a name in :data:`WEIGHT_SOURCES`, for all networks, or a list
+    of one source per network. Anything else raises :class:`ParameterError`.
     """
     if weights is None or weights in WEIGHT_SOURCES:
         return [weights] * n_networks

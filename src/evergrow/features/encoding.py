@@ -1207,7 +1207,8 @@ def run_ahead(
 ) -> Generator[Result, None, None]:
     """Yield the results of calls in order, and run some calls in advance.
 
-    When the generator is closed, waiting calls are cancelled and running ones finish.
+    An error of a call is raised in place of its result, and ends the generator. When
+    the generator ends, waiting calls are cancelled and running ones finish.
 
     Parameters
     ----------

@@ -256,7 +256,7 @@ class ServedModel:
         # The facts of the file with this signature, for models that were closed.
         self._cached_facts: tuple[Signature | None, dict[str, Any]] = (None, {})
         self._lock = threading.Lock()  # held while the file is read or changed
-        self._is_changing = False
+        self._is_changing = False  # whether the lock is held for a change
         self._turn = asyncio.Lock()
         self._n_waiting = 0
 
@@ -530,18 +530,19 @@ class ServedModel:
             self._n_waiting -= 1
 
     def _with_retries(self, work: Callable[[], Result]) -> Result:
-        """Call a function with the lock, again while it raises :class:`BusyError`.
+        """Call a function with the lock held, and return its result.
 
-        That is while another process is changing the model, at most `lock_seconds`.
+        If it raises :class:`BusyError`, because another process is changing the model,
+        it is called again. After ``lock_seconds`` of the limits the error is raised.
         """
-        end = time.monotonic() + self._limits.lock_seconds
+        deadline = time.monotonic() + self._limits.lock_seconds
         while True:
             with self._lock:
                 self._is_changing = True
                 try:
                     return work()
                 except errors.BusyError:
-                    if time.monotonic() > end:
+                    if time.monotonic() > deadline:
                         raise
                 finally:
                     self._is_changing = False

@@ -32,19 +32,21 @@ class SortSource:
             self._tree = Tree(root, archive=open_archive(root))
 
     def sizes(self, out: Path) -> dict[str, int]:
-        """Return the bytes of all images, except hidden ones and those in `out`.
+        """Return the sizes in bytes of all images, except hidden ones.
 
-        Keys are paths relative to the root, with slashes.
+        Keys are paths relative to the root, with slashes. Images below `out`, the
+        folder that sorted images are written to, are left out. An archive is listed
+        once, a folder at every call.
         """
-        below = ""
+        out_prefix = ""
         if out.is_relative_to(self.root):
-            below = f"{out.relative_to(self.root).as_posix()}/"
+            out_prefix = f"{out.relative_to(self.root).as_posix()}/"
         sizes = self._tree.list_once() if self.is_archive else self._tree.listing()
         return {
             name: size
             for name, size in sizes.items()
             if is_image(name)
-            and not (below and name.startswith(below))
+            and not (out_prefix and name.startswith(out_prefix))
             and not any(part.startswith(".") for part in name.split("/"))
         }
 

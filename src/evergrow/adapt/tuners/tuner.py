@@ -176,7 +176,7 @@ class Drawer:
         return layer_parameter((drawn * std + mean).to(like))
 
 
-_ATTRIBUTE = "_evergrow_tuners"
+_TUNERS_ATTRIBUTE = "_evergrow_tuners"
 """Attribute of a model that lists its tuners."""
 
 _HEADS = ("head", "head_dist", "fc", "classifier")
@@ -224,7 +224,7 @@ def tuners_of(model: nn.Module) -> list[Tuner]:
     >>> tuners_of(nn.Linear(2, 2))
     []
     """
-    return list(model.__dict__.get(_ATTRIBUTE, ()))
+    return list(model.__dict__.get(_TUNERS_ATTRIBUTE, ()))
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class Tuner(nn.Module):
         self.layers = nn.Module()
         self._build(model)
         others = tuners_of(model)
-        # Frozen by the first tuner, so a later one usually finds none.
+        # The parameters that this tuner freezes: usually none if there are others.
         self._frozen = [
             parameter for parameter in model.parameters() if parameter.requires_grad
         ]
@@ -416,7 +416,7 @@ class Tuner(nn.Module):
             self._fused = [
                 part for part in model.modules() if _reads_projection_weight(part)
             ]
-        model.__dict__[_ATTRIBUTE] = [*others, self]
+        model.__dict__[_TUNERS_ATTRIBUTE] = [*others, self]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
         try:
@@ -546,8 +546,9 @@ class Tuner(nn.Module):
     def remove(self) -> None:
         """Detach the tuner from the model for good.
 
-        Its own parameters stay readable and can be saved. The last tuner makes the
-        parameters of the model require gradients again. Removing twice does nothing.
+        Its own parameters stay readable and can be saved. When the last tuner of a
+        model is removed, the parameters of the model that the tuners froze require
+        gradients again. Removing twice does nothing.
         """
         if self.removed:
             return
@@ -555,10 +556,11 @@ class Tuner(nn.Module):
         self.removed = True
         others = [tuner for tuner in tuners_of(self.model) if tuner is not self]
         if others:
-            self.model.__dict__[_ATTRIBUTE] = others
-            others[0]._frozen += self._frozen  # thawed when the last tuner goes
+            self.model.__dict__[_TUNERS_ATTRIBUTE] = others
+            # The last tuner to be removed unfreezes the parameters of all.
+            others[0]._frozen += self._frozen
             return
-        del self.model.__dict__[_ATTRIBUTE]
+        del self.model.__dict__[_TUNERS_ATTRIBUTE]
         for parameter in self._frozen:
             parameter.requires_grad_(True)
 

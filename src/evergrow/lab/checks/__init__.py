@@ -1,5 +1,10 @@
 """Conformance suite for incremental classifiers and tuners.
 
+Checks of classifiers are in :mod:`evergrow.lab.checks.inputs` (labels, types, invalid
+input) and :mod:`evergrow.lab.checks.properties` (exactness, reproducibility, size), and
+those of tuners in :mod:`evergrow.lab.checks.tuners`. The docstring of a check says what
+it requires.
+
 ``run_checks("ranpac")`` runs every check on a registered method,
 ``run_checks(MyClassifier)`` on a class of your own. ``iter_checks()`` yields every
 registered method with every check, for a test runner:
