@@ -493,6 +493,10 @@ class _Encoding:
         Precision of the backbone. None until the first batch decides.
     n_done : int
         Number of items so far, for the progress bar.
+    tick : callable or None
+        Updates the progress bar, if there is one.
+    started : float
+        Time of the start in seconds, for the rate in the progress bar.
     """
 
     def __init__(
