@@ -126,7 +126,7 @@ class Draw:
                 "unknown_accepted_expected": rates.unknown_accepted,
                 "n_accepted_unknown": int((accepted & unknown).sum()),
                 "n_accepted_unknown_estimated": found and found.accepted,
-                "interval": found and found.filed_interval,
+                "interval": found and found.accepted_interval,
             }
 
     def by_alarm(self) -> Iterator[dict[str, Any]]:

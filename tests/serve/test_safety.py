@@ -155,6 +155,7 @@ def test_read_tokens_may_predict_and_teach_tokens_may_change(serve: Any) -> None
             assert answer.status_code == 403 or path.endswith(
                 (
                     "/predict",
+                    "/explain",
                     "/strictness",
                     "/evaluate",
                     "/setup",
@@ -162,7 +163,7 @@ def test_read_tokens_may_predict_and_teach_tokens_may_change(serve: Any) -> None
                     "/infer",
                 )
             ), path
-    assert len(refused) == 21
+    assert len(refused) == 24
 
 
 def test_wrong_and_missing_tokens_are_rejected(serve: Any) -> None:

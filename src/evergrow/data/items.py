@@ -312,6 +312,9 @@ Items: TypeAlias = Images | Texts
 def concat_items(parts: Sequence[Items]) -> Items:
     """Concatenate items of one kind. Nothing is read.
 
+    If all parts are image files in folders, their names are relative to the common
+    folder of all parts.
+
     Parameters
     ----------
     parts : sequence of Items

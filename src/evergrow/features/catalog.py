@@ -183,12 +183,18 @@ def _named_backbone(
     seed: int,
     options: Mapping[str, Any],
 ) -> Backbone:
-    """Create one network by name, with its output as features."""
-    network, own_options = resolve_name(name)
-    options = {**own_options, **options}
+    """Create one network by name, with its output as features.
+
+    The arguments are those of :func:`create_backbone`. `options` are the arguments of
+    the architecture, and replace the options of a short name.
+    """
+    network, short_name_options = resolve_name(name)
+    options = {**short_name_options, **options}
     if is_text_name(network):
         from evergrow.features.text_backbone import load_text_backbone
 
+        # Texts have no preset: "timm" is only the default, and "" is what the
+        # description of a text backbone contains.
         check_choice("preset of a text backbone", preset, ("timm", ""))
         return load_text_backbone(network, weights, device=device, options=options)
     module, source, options = _load_timm(network, weights, seed, options)

@@ -485,13 +485,18 @@ class _Encoding:
     recipe : FeatureRecipe
         Blocks of the feature vectors.
     components : FeatureRecipe
-        Blocks that are computed and stored, with one view and one side each.
-    wanted : set of str
+        Blocks that are computed and stored. Each has one view of the images, and one
+        side: the view itself or its mirror image.
+    component_names : set of str
         Names of the components.
     precision : {"float32", "float16"} or None
         Precision of the backbone. None until the first batch decides.
     n_done : int
         Number of items so far, for the progress bar.
+    tick : callable or None
+        Updates the progress bar, if there is one.
+    started : float
+        Time of the start in seconds, for the rate in the progress bar.
     """
 
     def __init__(
@@ -502,7 +507,7 @@ class _Encoding:
         self.config = config
         self.recipe = backbone.spec.blocks
         self.components = self.recipe.components
-        self.wanted = set(self.components.blocks)
+        self.component_names = set(self.components.blocks)
         is_cpu = backbone.device.type == "cpu"
         default_size = _CPU_BATCH_SIZE if is_cpu else _GPU_BATCH_SIZE
         self.batch_size = config.batch_size or default_size
@@ -527,7 +532,7 @@ class _Encoding:
         workers start once.
         """
         chunks = split_rows(range(self.n_items), CHUNK)
-        wanted = self.wanted
+        wanted = self.component_names
         with ExitStack() as stack:
             if self.config.progress:
                 bar = meter("features", self.n_items, enabled=True)
@@ -570,7 +575,7 @@ class _Encoding:
         stored : sequence of set of str
             Stored blocks of each incomplete chunk.
         """
-        shared = self.wanted.intersection(*stored)
+        shared = self.component_names.intersection(*stored)
         return self.components.without(shared) or self.components
 
     def _open_cache(
@@ -616,7 +621,7 @@ class _Encoding:
         """
         from evergrow.features.cache import CacheInfo
 
-        wanted = self.wanted
+        wanted = self.component_names
         heads = entry.read_heads(chunks)
         stored = {rows: wanted & set(head.names) for rows, head in heads.items()}
         if all(stored.get(rows) == wanted for rows in chunks):

@@ -412,13 +412,14 @@ def _distinct_rows(Z: Tensor) -> Tensor:
 def _looks_known(
     solved: SolvedCache, standard: NoveltyStandard, Z: Tensor, threshold: float | None
 ) -> Tensor:
-    """Return a mask of rows (n,) whose novelty is at most a threshold.
+    """Return a mask (n,) of features Z (n, d) whose novelty is at most a threshold.
 
-    Without a threshold, one is used that :data:`EXPECTED_REJECTS` of the known rows are
-    expected to exceed.
+    `solved` gives the terms of novelty, which `standard` combines into one score. If
+    `threshold` is None, it is the novelty that the fraction :data:`EXPECTED_REJECTS` of
+    the rows of known classes is expected to exceed.
     """
     if threshold is None:
-        expected = standard.score(solved.expected_terms)
-        threshold = float(np.quantile(expected, 1.0 - EXPECTED_REJECTS))
+        known_novelty = standard.score(solved.expected_terms)
+        threshold = float(np.quantile(known_novelty, 1.0 - EXPECTED_REJECTS))
     novelty = standard.score(solved.novelty_terms(Z).cpu().numpy())
     return torch.from_numpy(novelty <= threshold).to(Z.device)

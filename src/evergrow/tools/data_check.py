@@ -379,15 +379,32 @@ def _content_digest(samples: Samples, row: int) -> bytes:
 def _features(
     parts: tuple[Samples, ...], encode: Encode | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], set[int], list[str]]:
-    """Return features of all parts with their rows, the unreadable rows, and notes.
+    """Return features of the samples of all parts, or of some samples of large parts.
 
-    Of large parts, :data:`MAX_COMPARED` samples are encoded. Rows count through all
-    parts. Without `encode`, samples are feature vectors.
+    Rows are numbered through all parts.
+
+    Parameters
+    ----------
+    parts : tuple of Samples
+        At most :data:`MAX_COMPARED` samples of each part are used.
+    encode : callable or None
+        Computes features. If None, the samples must be feature vectors.
+
+    Returns
+    -------
+    X : ndarray of shape (n, d)
+        Features of the readable samples.
+    rows : ndarray of shape (n,)
+        Their rows.
+    unreadable : set of int
+        Rows of samples that could not be encoded.
+    notes : list of str
+        One sentence per part of which some samples were left out.
     """
     blocks = []
     rows = []
     notes = []
-    wanted: set[int] = set()
+    chosen_rows: set[int] = set()
     start = 0
     for part in parts:
         chosen: NDArray[np.int64] = np.arange(len(part))
@@ -404,10 +421,11 @@ def _features(
             X, readable = encode(subset.raw_items())
         blocks.append(np.asarray(X, dtype=np.float32))
         rows.append(start + chosen[readable])
-        wanted.update((start + chosen).tolist())
+        chosen_rows.update((start + chosen).tolist())
         start += len(part)
-    found = np.concatenate(rows)
-    return np.concatenate(blocks), found, wanted - set(found.tolist()), notes
+    encoded_rows = np.concatenate(rows)
+    unreadable = chosen_rows - set(encoded_rows.tolist())
+    return np.concatenate(blocks), encoded_rows, unreadable, notes
 
 
 def _neighbors(

@@ -21,8 +21,9 @@ The degrees of freedom f and the noise v_y of the mean change with n_y. F change
 term of rank one, because only v_y changes in ``F = Gamma (Gamma + diag(v))^-1``.
 
 Four settings summarise all rows: the ridge, the energy of the noise of one row, the
-prior Gamma of the class means with its mean energy t, and the weights of the common
-centre. One row of N changes them by the order of 1 / N. The ridge is always kept.
+prior Gamma of the class means with its mean energy t, and the weights omega of the
+class means in their common centre ``M omega``. One row of N changes them by the order
+of 1 / N. The ridge is always kept.
 
 **Each row without itself.** The other settings are kept too. For C classes and k
 coordinates, a row takes ``k C + C^2`` operations, and k^2 for delta.
@@ -60,19 +61,20 @@ class _Removal:
         Class y of each row.
     weights, counts : Tensor of shape (m,)
         w, and the rows of class y without it, n_y - w.
-    across : Tensor of shape (m, C)
-        b.
-    kappa, step, square : Tensor of shape (m,)
-        kappa, ``tau / (1 - g delta)`` and ``tau^2 delta / (1 - g delta)``.
+    class_products : Tensor of shape (m, C)
+        b, the products of the class means with d.
+    kappa, cross_factor, own_factor : Tensor of shape (m,)
+        kappa, ``tau / (1 - g delta)`` and ``tau^2 delta / (1 - g delta)``: the factors
+        of ``b b^T``, ``-(e_y b^T + b e_y^T)`` and ``e_y e_y^T`` in the change of B.
     """
 
     codes: Tensor
     weights: Tensor
     counts: Tensor
-    across: Tensor
+    class_products: Tensor
     kappa: Tensor
-    step: Tensor
-    square: Tensor
+    cross_factor: Tensor
+    own_factor: Tensor
 
 
 class LeaveOneOut:
@@ -114,8 +116,8 @@ class LeaveOneOut:
         )
         self._spread = estimates.spread
         self.centre = estimates.centre
-        self._centred = scatter.means.T @ (self.solved @ self.centre)
-        self._squares = (scatter.means * self.solved).sum(dim=0)
+        self._centre_products = scatter.means.T @ (self.solved @ self.centre)  # B omega
+        self._squares = (scatter.means * self.solved).sum(dim=0)  # diagonal of B
         self._shared = None
         if estimates.prior is not None:
             self._products = scatter.means.T @ self.solved
@@ -145,8 +147,8 @@ class LeaveOneOut:
             energies = self._quadratic(deviations)
             removal = self._removal(deviations, energies, codes[rows], weights[rows])
             # d^T P x = d^T P d + d^T P m_y
-            moved = energies + _pick(removal.across, removal.codes)
-            scores[rows] = self._scores(removal, products, moved)
+            deviation_products = energies + _pick(removal.class_products, removal.codes)
+            scores[rows] = self._scores(removal, products, deviation_products)
         return scores
 
     def scores_without(
@@ -172,12 +174,12 @@ class LeaveOneOut:
             energies = (deviations * solved).sum(dim=1)
             removal = self._removal(deviations, energies, codes[rows], weights[rows])
             every = products.expand(len(deviations), -1)
-            moved = solved @ h
+            deviation_products = solved @ h
             if self._shared is None:
-                scores[rows] = self._scores(removal, every, moved)
+                scores[rows] = self._scores(removal, every, deviation_products)
                 continue
             traces = removal.kappa * solved.square().sum(dim=1)
-            changed = self._changed_products(removal, every, moved)
+            changed = self._changed_products(removal, every, deviation_products)
             for row in range(len(deviations)):
                 scores[rows][row] = self._renewed_scores(
                     removal, row, changed[row], float(traces[row])
@@ -203,11 +205,11 @@ class LeaveOneOut:
         code = int(removal.codes[row])
         counts = self.scatter.counts.clone()
         counts[code] = removal.counts[row]
-        b = removal.across[row]
+        b = removal.class_products[row]
         gram = torch.addr(self._products, b, b, alpha=float(removal.kappa[row]))
-        gram[code] -= removal.step[row] * b
-        gram[:, code] -= removal.step[row] * b
-        gram[code, code] += removal.square[row]
+        gram[code] -= removal.cross_factor[row] * b
+        gram[:, code] -= removal.cross_factor[row] * b
+        gram[code, code] += removal.own_factor[row]
         freedom = float(counts.sum()) - len(counts)
         energy = self.scatter.noise_energy_of(
             self.scatter.trace_inverse + trace, freedom
@@ -218,7 +220,7 @@ class LeaveOneOut:
         return products @ estimates.weights + estimates.offset
 
     def _changed_products(
-        self, removal: _Removal, products: Tensor, moved: Tensor
+        self, removal: _Removal, products: Tensor, deviation_products: Tensor
     ) -> Tensor:
         """Return a (m, C) without the removed rows.
 
@@ -227,13 +229,14 @@ class LeaveOneOut:
         removal : _Removal
             The removed rows.
         products : Tensor of shape (m, C)
-            a, of the rows to score.
-        moved : Tensor of shape (m,)
-            s.
+            a of the rows to score, before the removal.
+        deviation_products : Tensor of shape (m,)
+            ``s = d^T P h``.
         """
         own = _one_hot(removal.codes, products)
-        change = removal.kappa[:, None] * removal.across
-        return products + moved[:, None] * (change - removal.step[:, None] * own)
+        change = removal.kappa[:, None] * removal.class_products
+        change = change - removal.cross_factor[:, None] * own
+        return products + deviation_products[:, None] * change
 
     # -- products ----------------------------------------------------------------------
 
@@ -272,38 +275,46 @@ class LeaveOneOut:
             tau.square() * energies / remaining,
         )
 
-    def _scores(self, removal: _Removal, products: Tensor, moved: Tensor) -> Tensor:
-        """Return the scores (m, C).
+    def _scores(
+        self, removal: _Removal, products: Tensor, deviation_products: Tensor
+    ) -> Tensor:
+        """Return the scores (m, C), in the notation of the module docstring.
+
+        The formulas for z, K, F and the offsets are those of
+        :mod:`evergrow.head.linalg.scatter`, with f, B, a and v changed by the removal.
 
         Parameters
         ----------
         removal : _Removal
             The removed rows.
         products : Tensor of shape (m, C)
-            a, of the rows to score.
-        moved : Tensor of shape (m,)
-            s.
+            a of the rows to score, before the removal.
+        deviation_products : Tensor of shape (m,)
+            ``s = d^T P h``.
         """
         codes = removal.codes
         freedom = self.scatter.freedom - removal.weights
         own = _one_hot(codes, products)
-        a = self._changed_products(removal, products, moved)
-        # B w and w^T B w, with the changed B
-        b_centre = removal.across @ self.centre
+        a = self._changed_products(removal, products, deviation_products)
+        # f B omega and f omega^T B omega, with the changed B
+        b = removal.class_products
+        b_centre = b @ self.centre
         own_centre = self.centre[codes]
-        shift = removal.kappa * b_centre - removal.step * own_centre
-        at_own = removal.square * own_centre - removal.step * b_centre
-        across = self._centred + shift[:, None] * removal.across
-        across = freedom[:, None] * (across + at_own[:, None] * own)
-        within = across @ self.centre
-        # f (m_c - M w)^T P h - f (m_c - M w)^T P M w
-        z = freedom[:, None] * (a - (a @ self.centre)[:, None]) - across
-        z = z + within[:, None]
-        # K_cc and v_c
-        at_own = removal.square - 2.0 * removal.step * _pick(removal.across, codes)
-        squares = self._squares + removal.kappa[:, None] * removal.across.square()
-        squares = freedom[:, None] * (squares + at_own[:, None] * own)
-        energies = squares - 2.0 * across + within[:, None]
+        b_change = removal.kappa * b_centre - removal.cross_factor * own_centre
+        own_change = removal.own_factor * own_centre - removal.cross_factor * b_centre
+        centre_products = self._centre_products + b_change[:, None] * b
+        centre_products = centre_products + own_change[:, None] * own
+        centre_products = freedom[:, None] * centre_products
+        centre_energy = (centre_products @ self.centre)[:, None]
+        # z_c = f (m_c - M omega)^T P (h - M omega)
+        z = freedom[:, None] * (a - (a @ self.centre)[:, None]) - centre_products
+        z = z + centre_energy
+        # f B_cc, then K_cc = f |m_c - M omega|^2 with lengths measured in P
+        own_change = removal.own_factor - 2.0 * removal.cross_factor * _pick(b, codes)
+        squares = self._squares + removal.kappa[:, None] * b.square()
+        squares = freedom[:, None] * (squares + own_change[:, None] * own)
+        energies = squares - 2.0 * centre_products + centre_energy
+        # v_c, which changes for class y alone
         new_noise = self._energy / removal.counts
         noise = self._noise + (new_noise - self._noise[codes])[:, None] * own
         if self._shared is not None:
@@ -344,7 +355,7 @@ class _SharedPrior:
     products : Tensor of shape (C, C)
         B.
     centre : Tensor of shape (C,)
-        w.
+        omega.
     """
 
     def __init__(
@@ -394,15 +405,15 @@ class _SharedPrior:
         mixed = z @ self.mixing.T
         mixed = mixed - columns * (inverse_rows * z).sum(dim=1, keepdim=True)
         # F b and column y of F, with the centre subtracted
-        b = removal.across
+        b = removal.class_products
         moved = b @ self.centred.T
         moved = moved - columns * (centred_rows * b).sum(dim=1, keepdim=True)
         own = self.centred.T[codes] - columns * _pick(centred_rows, codes)[:, None]
         energies = self.energies - 2.0 * columns * self.across.T[codes]
         energies = energies + columns.square() * self.inverse_energies[codes][:, None]
         energies = energies + removal.kappa[:, None] * moved.square()
-        energies = energies - 2.0 * removal.step[:, None] * own * moved
-        energies = energies + removal.square[:, None] * own.square()
+        energies = energies - 2.0 * removal.cross_factor[:, None] * own * moved
+        energies = energies + removal.own_factor[:, None] * own.square()
         noises = self.noises - 2.0 * columns * self.across_noise.T[codes]
         noises = noises + columns.square() * self.inverse_noises[codes][:, None]
         own_mixing = self.mixing.T[codes] - columns * own_inverse[:, None]

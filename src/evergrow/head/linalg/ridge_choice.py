@@ -235,8 +235,8 @@ def choose_ridge(
     geometry : ClassGeometry
         Means and scatter.
     energy : float
-        Mean energy of a centred row, which sets the grid. It is also the ridge if the
-        scatter is unknown.
+        Mean energy of a centred row, which sets the grid of ridges. It is also the
+        ridge if the scatter is unknown, as with one row per class.
     start : int, optional
         Step returned by an earlier search, on fewer rows. The search begins there.
     known : SolvedScatter, optional
@@ -271,23 +271,22 @@ def choose_ridge(
     if search.freedom < 1.0 or within <= 1e-10 * total:
         # Each class has one row, or copies of one: the scatter is unknown.
         return search.energy, 0
-    best = None
+    minimum = None  # step of the minimum of GCV
     if start is not None:
-        if (
-            known is not None
-            and search.move_grid(start, known)
-            and search.is_near_best(start)
-        ):
-            return known.alpha, start
+        if known is not None:
+            is_moved = search.move_grid(start, known)
+            if is_moved and search.is_near_best(start):
+                return known.alpha, start
         bound_step = search.step_at_bound(start)
         if bound_step is not None:
             return search.alpha(bound_step), bound_step
-        # The earlier search found its minimum half a decade above its ridge.
+        # `start` is a chosen ridge, which is half a decade below the minimum of GCV.
         start += _HALF_DECADE
-        best = search.minimum_nearby(start)
-    if best is None:
-        best = search.minimum_by_decades(start or 0)
-    step = search.within_leverage(max(best - _HALF_DECADE, _MIN_STEP))
+        minimum = search.minimum_nearby(start)
+    if minimum is None:
+        minimum = search.minimum_by_decades(start or 0)
+    # Half a decade is the square root of ten of the module docstring.
+    step = search.within_leverage(max(minimum - _HALF_DECADE, _MIN_STEP))
     return search.alpha(step), step
 
 

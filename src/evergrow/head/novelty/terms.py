@@ -19,7 +19,8 @@ e is the part of a in the span of the class means. The terms are
 - rest: ``a - e``, divided by its expectation for a new row of a known class.
 
 With a single class, the first term is the plain distance, and the three terms in the
-span are zero.
+span are zero. Methods that return terms add a sixth column, ``1 / n_c`` of the nearest
+class c.
 
 If there are at most as many classes as coordinates, K and ``K + f N^-1`` are factored
 (N: diagonal matrix of the counts). K is singular, because the centred means, weighted
@@ -174,15 +175,16 @@ class NoveltyTerms:
         return _with_counts(X, self.scatter.counts)
 
     def draw_terms(self) -> Tensor:
-        """Return the terms (256, 6) of rows drawn from the statistics.
+        """Return the terms, and 1 / count, (256, 6) of rows drawn from the statistics.
 
         These are the terms to expect of known rows before any row was held out. Rows of
         a class are drawn around its true mean with the scatter within classes. The true
         mean is estimated from the observed one by shrinking it to the mean of all rows;
         the fewer rows a class has, the stronger.
 
-        Products with the class means and the energy outside their span are drawn. With
-        more classes than coordinates, the rows themselves are drawn.
+        With more classes than coordinates, rows are drawn, and their terms computed.
+        Otherwise no row is drawn, but only what the terms depend on: its products z
+        with the class means, its energy e in their span, and its energy a.
         """
         scatter = self.scatter
         counts = scatter.counts
@@ -191,11 +193,12 @@ class NoveltyTerms:
         noise_energy = scatter.noise_energy() / counts
         spread = mean_spread(self.energies, noise_energy)
         shrinkage = (spread / (spread + noise_energy))[codes]
-        lower = self._noise_factor()
+        noise_factor = self._noise_factor()
         normal = torch.randn(
-            _N_DRAWN, lower.shape[1], generator=source, dtype=torch.float64
+            _N_DRAWN, noise_factor.shape[1], generator=source, dtype=torch.float64
         )
-        noise = normal.to(lower) @ lower.T
+        noise = normal.to(noise_factor) @ noise_factor.T
+        # The estimated mean of a class is uncertain, which adds shrinkage / n_c.
         noise = noise * (1.0 + shrinkage / counts[codes]).sqrt()[:, None]
         # Rows without noise: the estimated true means of their classes.
         centred = shrinkage[:, None] * (scatter.means[:, codes].T - self.centre)
@@ -207,7 +210,9 @@ class NoveltyTerms:
         # score finds fewer unknown samples in models of few classes.
         normal = torch.randn(_N_DRAWN, generator=source, dtype=torch.float64)
         inside = inside + normal.to(counts).square()
-        inside_energy = 1.0 + float(self.span.half_solve(lower).square().sum())
+        # Expected energy of the noise in the span and in the additional dimension.
+        inside_noise = self.span.half_solve(noise_factor)
+        inside_energy = 1.0 + float(inside_noise.square().sum())
         rest = max(
             self.expected_energy - inside_energy, _LEAST_REST * self.expected_energy
         )
@@ -257,7 +262,7 @@ class NoveltyTerms:
         return safe_cholesky(scale * covariance, shift=shift).lower
 
     def _of_centred(self, centred: Tensor, outside: Tensor | None = None) -> Tensor:
-        """Return the terms (n, 6) of rows (n, k) minus the mean of all rows."""
+        """Return the terms, and 1 / count, (n, 6) of centred rows (n, k)."""
         products = self._products(centred)
         energy = self.scatter.freedom * self.scatter.quadratic(centred.T)
         if self.span is not None:
@@ -288,7 +293,15 @@ class NoveltyTerms:
     def _terms(
         self, products: Tensor, inside: Tensor, explained: Tensor, energy: Tensor
     ) -> Tensor:
-        """Return the terms (n, 6) from z, e, ``z^T (K + f N^-1)^-1 z`` and a."""
+        """Return the terms, and 1 / count, (n, 6).
+
+        Parameters
+        ----------
+        products : Tensor of shape (n, C)
+            z.
+        inside, explained, energy : Tensor of shape (n,)
+            e, ``z^T (K + f N^-1)^-1 z`` and a.
+        """
         counts = self.scatter.counts
         energy = energy.clamp_min(1e-9)
         inside = inside.clamp_min(1e-12)

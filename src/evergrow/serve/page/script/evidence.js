@@ -6,7 +6,8 @@ import { attempt } from "./notice.js";
 import { bodyOf } from "./samples.js";
 
 /** Return whether the predictions of a model can be explained: it has two classes, and samples with parts. */
-export const isExplainable = (model) => model.kind !== "features" && model.classes.filter((one) => one.count).length > 1;
+export const isExplainable = (model) =>
+  model.kind !== "features" && model.classes.filter((one) => one.count).length > 1;
 
 /**
  * Return a button for each question about a prediction. A second press shows the sample again.
