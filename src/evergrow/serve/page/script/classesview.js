@@ -81,7 +81,7 @@ export class ClassesView {
 
   addForm() {
     const name = make("input", {
-      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name of a new class",
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "New class",
       aria: { label: "Name of a new class" },
     });
     const problems = make("div.problems");
