@@ -37,7 +37,7 @@ def test_a_single_class_is_answered_with_familiarity() -> None:
     learner.fit(X[y == 3], y[y == 3])
     fresh, z = clouds(100, seed=1)
     known = learner.predictions(fresh[z == 3], false_alarm=0.05)
-    assert known.measure == learner.measure_ == "familiarity"
+    assert known.measure == learner.state_.measure == "familiarity"
     calibration = learner.state_.calibration
     expected = calibration.familiarity(learner.novelty_score(fresh[z == 3]))
     np.testing.assert_array_equal(known.values[:, 0], expected)

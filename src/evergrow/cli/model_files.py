@@ -474,7 +474,7 @@ def note_few_samples(learner: Learner) -> None:
 
 def note_one_class(learner: Learner) -> None:
     """Print a note if the model has one class, so that it gives no probabilities."""
-    if len(learner.classes_) == 1 and learner.measure_ == "familiarity":
+    if len(learner.classes_) == 1 and learner.state_.measure == "familiarity":
         note_line(
             "the model has one class and nothing to compare it with: it says only how "
             "familiar a sample is, not how probable its class"

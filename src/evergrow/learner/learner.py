@@ -223,15 +223,6 @@ class Learner(Estimator):
         return self._require_fitted().head
 
     @property
-    def measure_(self) -> str:
-        """What :meth:`predictions` returns per class.
-
-        ``"probability"``; for a single class, which has nothing to compare with,
-        ``"familiarity"``; for methods without probabilities ``"score"``.
-        """
-        return self._require_fitted().measure
-
-    @property
     def n_features_in_(self) -> int:
         """Number of columns of the feature vectors."""
         return int(self.head_.n_features_in_)

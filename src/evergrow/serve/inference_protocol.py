@@ -457,7 +457,7 @@ def output_types(version: Version) -> dict[str, str]:
     Raises :class:`NotFittedError` while the model has no class.
     """
     version.require_ready()
-    measure = version.learner.measure_
+    measure = version.learner.state_.measure
     types = {"label": "BYTES", "nearest": "BYTES", measure: "FP64"}
     try:
         version.learner.state_.threshold(FALSE_ALARM)
