@@ -268,10 +268,12 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(
     tools.teach_new(visit, "c", 2)
     assert not page.locator("#redo").is_visible()
     page.click("#undo")
-    page.locator(".tray", has_text="4 rows of c").wait_for()
+    page.get_by_label("Kept but not in the model").filter(
+        has_text="4 rows of c"
+    ).wait_for()
     page.click("#redo")
     visit.expect_samples("c", 4)
-    for gone in (".tray", "#redo"):
+    for gone in ('[aria-label="Kept but not in the model"]', "#redo"):
         page.locator(gone).wait_for(state="hidden")
     tools.teach_new(visit, "d", 3)
     visit.menu("d", "Merge into another class")
@@ -285,7 +287,9 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(
     ).click()
     page.locator("#passing", has_text="Back at: Learned 6 rows, new: b").wait_for()
     visit.tab("Teach")
-    page.locator(".tray", has_text="8 rows of c, d").wait_for()
+    page.get_by_label("Kept but not in the model").filter(
+        has_text="8 rows of c, d"
+    ).wait_for()
     assert tools.counts(service, "times") == {"a": 6, "b": 6}
     page.get_by_role("button", name="Teach again").click()
     visit.expect_samples("c", 4)
@@ -315,7 +319,7 @@ def test_a_model_is_deleted_after_its_name_was_typed(
     )  # nothing of the old one is in this browser
     visit.open("#/m/short lived")
     visit.card("a").wait_for()
-    assert page.locator(".tray").is_visible() is False
+    assert page.get_by_label("Kept but not in the model").is_visible() is False
     assert visit.card("c").count() == 0
 
 
