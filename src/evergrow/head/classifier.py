@@ -576,7 +576,7 @@ class Classifier(IncrementalClassifier):
 
     @_with_threads_for_rows
     def expected_terms(self) -> NDArray[np.float64]:
-        """Return the terms of novelty (256, 6) of rows drawn from the statistics."""
+        """Return the terms of novelty (n, 6) of rows drawn from the statistics."""
         self._require_fitted()
         return self._state.solved.expected_terms
 

@@ -763,7 +763,7 @@ class SolvedCache(Locked):
 
     @solved_once
     def expected_terms(self) -> NDArray[np.float64]:
-        """Terms of novelty (256, 6) of rows drawn from the statistics."""
+        """Terms of novelty (n, 6) of rows drawn from the statistics."""
         return np.asarray(self.terms.draw_terms().cpu().numpy())
 
     # -- held-out rows -----------------------------------------------------------------
