@@ -54,7 +54,7 @@ _MOST_DRAWN = 2048
 """Most rows drawn. Their means and deviations are units of the terms. With 256 rows and
 a class far from all others, thresholds differed by up to 3 % of the known samples."""
 
-_DRAWN_PRODUCTS = 2**20
+_DRAWN_PRODUCTS = 2**18
 """With many classes, fewer rows are drawn: this number divided by that of classes."""
 
 _SHIFT = 1e-8
@@ -209,10 +209,12 @@ class NoveltyTerms:
         # The estimated mean of a class is uncertain, which adds shrinkage / n_c.
         noise = noise * (1.0 + shrinkage / counts[codes]).sqrt()[:, None]
         # Rows without noise: the estimated true means of their classes.
-        centred = shrinkage[:, None] * (scatter.means[:, codes].T - self.centre)
+        drawn_classes, positions = torch.unique(codes, return_inverse=True)
+        centred = scatter.means[:, drawn_classes].T - self.centre
         if self.span is None:
-            return self._of_centred(centred + noise)
-        products = self._products(centred) + _with_counts(noise.T, counts).T
+            return self._of_centred(shrinkage[:, None] * centred[positions] + noise)
+        products = shrinkage[:, None] * self._products(centred)[positions]
+        products = products + _with_counts(noise.T, counts).T
         inside, explained = self._span_energies(self.span, products)
         # Rows vary by one dimension more than the C - 1 of the span. Without it, the
         # score finds fewer unknown samples in models of few classes.
